@@ -1,0 +1,215 @@
+"""A Finding is one answer with its evidence; a Prescription is a study's answers as settings."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+CONFIDENCE = ("high", "medium", "low")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One answer.
+
+    Args:
+        name: what was asked, one of the names shared across notebooks (``best_lr``, …).
+        value: the answer; None where it cannot be told.
+        unit: of ``value`` and ``interval``; "" for a plain number or a word.
+        rule: the playbook rule or paper it follows, for example ``playbook: C1, C6``.
+        summary: one plain sentence.
+        interval: (low, high) around ``value``, or None.
+        confidence: high, medium or low.
+        evidence: the numbers it rests on.
+        caveats: what would make it wrong.
+        settle: for an answer that cannot be told, what would settle it.
+        experiment: the notebook that found it; filled in by the study.
+
+    Example:
+        >>> Finding(name="best_lr", value=0.03, rule="playbook: C1", summary="0.03 trains best.").told
+        True
+    """
+
+    name: str
+    value: Any
+    rule: str
+    summary: str
+    unit: str = ""
+    interval: tuple[float, float] | None = None
+    confidence: str = "medium"
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    caveats: tuple[str, ...] = ()
+    settle: str = ""
+    experiment: str = ""
+
+    def __post_init__(self) -> None:
+        if self.confidence not in CONFIDENCE:
+            raise ValueError(f"Finding(confidence={self.confidence!r}): one of {', '.join(CONFIDENCE)}.")
+        if not self.told and not self.settle:
+            raise ValueError(f"Finding(name={self.name!r}) cannot tell, so it must say what would settle it: settle=….")
+
+    @property
+    def told(self) -> bool:
+        """Whether there is an answer."""
+        return self.value is not None and self.value != "cannot_tell"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; a non-finite number becomes the string "nan", "inf" or "-inf"."""
+        return {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Finding":
+        """The inverse of :meth:`to_dict` (non-finite numbers stay strings)."""
+        values = dict(values)
+        if values.get("interval") is not None:
+            values["interval"] = tuple(values["interval"])
+        values["caveats"] = tuple(values.get("caveats", ()))
+        return cls(**values)
+
+
+def plain(value: Any) -> Any:
+    """``value`` as what JSON can hold: numpy scalars and arrays unwrapped, non-finite floats named.
+
+    >>> plain({"a": (1, float("inf"))})
+    {'a': [1, 'inf']}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    return str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prescription:
+    """A study's findings as the settings to train with, and as lines to paste.
+
+    Settings that no finding speaks of stay as the user has them; ``sources`` says, by
+    setting, which finding each comes from ("as you have it" where none).
+
+    Args:
+        batch_size, peak_lr, warmup_steps, clip_norm: the settings (playbook: B, C, D, E).
+        max_train_steps: steps in all, the warmup already added (playbook: D5).
+        schedule: whether the user's own schedule follows the warmup.
+        precision: fp32, bf16 or fp16.
+    """
+
+    batch_size: int
+    peak_lr: float
+    warmup_steps: int
+    max_train_steps: int
+    clip_norm: float | None
+    schedule: bool
+    precision: str = "fp32"
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+    def as_torch(self) -> str:
+        """Lines for a plain PyTorch loop."""
+        after = "schedule((step - warmup_steps) / (max_train_steps - warmup_steps))" if self.schedule else "1.0"
+        lines = [
+            f"batch_size = {self.batch_size}",
+            f"peak_lr = {self.peak_lr:.4g}",
+            f"warmup_steps = {self.warmup_steps}",
+            f"max_train_steps = {self.max_train_steps}",
+            "optimizer = make_optimizer(model.parameters(), lr=peak_lr)",
+            "scheduler = torch.optim.lr_scheduler.LambdaLR(",
+            "    optimizer,",
+            f"    lambda step: (step + 1) / warmup_steps if step < warmup_steps else {after},",
+            ")",
+            "# in the loop, each step:",
+            "loss.backward()",
+        ]
+        if self.clip_norm is not None:
+            lines.append(f"torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm={self.clip_norm:.4g})")
+        return "\n".join([*lines, "optimizer.step()", "scheduler.step()", "optimizer.zero_grad()"])
+
+    def as_lightning(self) -> str:
+        """Arguments of Lightning's Trainer, and the scheduler for ``configure_optimizers``."""
+        precision = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}[self.precision]
+        clip = f"\n    gradient_clip_val={self.clip_norm:.4g}," if self.clip_norm is not None else ""
+        after = (
+            f"schedule((step - {self.warmup_steps}) / {self.max_train_steps - self.warmup_steps})"
+            if self.schedule
+            else "1.0"
+        )
+        ramp = f"(step + 1) / {self.warmup_steps} if step < {self.warmup_steps} else " if self.warmup_steps else ""
+        return (
+            f"trainer = lightning.Trainer(\n    max_steps={self.max_train_steps},{clip}\n"
+            f'    precision="{precision}",\n)\n'
+            f"# DataLoader(..., batch_size={self.batch_size}); in configure_optimizers:\n"
+            f"optimizer = make_optimizer(self.parameters(), lr={self.peak_lr:.4g})\n"
+            "scheduler = torch.optim.lr_scheduler.LambdaLR(\n"
+            f"    optimizer, lambda step: {ramp}{after}\n)\n"
+            'return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}'
+        )
+
+    def as_transformers(self) -> str:
+        """Arguments of transformers' TrainingArguments (max_grad_norm=0 turns its clipping off)."""
+        kind = "constant_with_warmup" if self.warmup_steps else "constant"
+        note = "  # your own schedule follows the warmup: pass it by `optimizers=`" if self.schedule else ""
+        flags = "".join(f"\n    {self.precision}=True," for _ in [0] if self.precision != "fp32")
+        clip = f"{self.clip_norm:.4g}" if self.clip_norm is not None else "0.0"
+        return (
+            "args = TrainingArguments(\n"
+            f"    per_device_train_batch_size={self.batch_size},\n"
+            f"    learning_rate={self.peak_lr:.4g},\n"
+            f'    lr_scheduler_type="{kind}",{note}\n'
+            f"    warmup_steps={self.warmup_steps},\n"
+            f"    max_steps={self.max_train_steps},\n"
+            f"    max_grad_norm={clip},{flags}\n"
+            ")"
+        )
+
+
+def prescribe(findings: Mapping[str, Finding], *, workload: Any) -> Prescription:
+    """The settings that ``findings`` (by name) recommend for ``workload``, others as they are.
+
+    A peak learning rate past the one that is best without help is only prescribed together
+    with the warmup or the clipping that made it trainable: each of those findings carries
+    its own ``evidence["peak_lr"]`` (playbook: D5, E3).
+    """
+    given: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+
+    def take(setting: str, value: Any, finding: Finding) -> None:
+        given[setting] = value
+        sources[setting] = f"{finding.experiment or finding.name} ({finding.rule})"
+
+    def told(name: str) -> Finding | None:
+        found = findings.get(name)
+        return found if found is not None and found.told else None
+
+    if found := told("recommended_batch_size"):
+        take("batch_size", int(found.value), found)
+    if found := told("best_lr"):
+        take("peak_lr", float(found.value), found)
+    if found := told("warmup_steps"):
+        take("warmup_steps", int(found.value), found)
+        if found.value and found.evidence.get("peak_lr"):
+            take("peak_lr", float(found.evidence["peak_lr"]), found)
+    if found := told("clip_norm"):
+        take("clip_norm", float(found.value), found)
+    stay = {
+        "batch_size": workload.batch_size,
+        "peak_lr": workload.lr,
+        "warmup_steps": 0,
+        "clip_norm": None,
+    }
+    settings = {**stay, **given}
+    return Prescription(
+        **settings,
+        max_train_steps=workload.max_train_steps + settings["warmup_steps"],
+        schedule=workload.schedule is not None,
+        precision=workload.precision,
+        sources={name: sources.get(name, "as you have it") for name in stay},
+    )
