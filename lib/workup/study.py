@@ -158,7 +158,9 @@ class Study:
                     finding = Finding.from_dict({**values, "experiment": body["experiment"]})
                     found[finding.name] = finding
             except (ValueError, KeyError, TypeError) as error:
-                raise StudyError(f"study '{self.folder}': {path} is damaged ({error}). Run its notebook again.") from error
+                raise StudyError(
+                    f"study '{self.folder}': {path} is damaged ({error}). Run its notebook again."
+                ) from error
         return found
 
     def prescribe(self, workload: Any) -> Prescription:

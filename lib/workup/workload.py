@@ -110,7 +110,9 @@ class Workload:
         """A module to train: fresh under the current seed, or a copy of the user's own."""
         module = deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model()
         if not isinstance(module, nn.Module):
-            raise WorkloadError(f"Workload(model=…) of {self.name!r} returned {type(module).__name__}, not an nn.Module.")
+            raise WorkloadError(
+                f"Workload(model=…) of {self.name!r} returned {type(module).__name__}, not an nn.Module."
+            )
         return module
 
 
@@ -171,7 +173,9 @@ def load(reference: str) -> Workload:
             raise WorkloadError(f"workload '{reference}': {attribute}() failed.\n{_short(error)}") from error
     if not isinstance(found, Workload):
         kind = type(found).__name__
-        raise WorkloadError(f"workload '{reference}': {attribute} is {kind}, not a Workload or a function returning one.")
+        raise WorkloadError(
+            f"workload '{reference}': {attribute} is {kind}, not a Workload or a function returning one."
+        )
     return found
 
 
@@ -185,7 +189,8 @@ def _import_file(place: str, reference: str) -> Any:
         raise WorkloadError(f"workload '{reference}': no file at {path}.")
     name = "workup_user_" + hashlib.sha256(str(path).encode()).hexdigest()[:8] + "_" + path.stem
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     if str(path.parent) not in sys.path:
@@ -219,9 +224,7 @@ def _short(error: BaseException) -> str:
     """The user's own frames of a traceback: those outside this package and the import system."""
     here = str(Path(__file__).parent)
     frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((here, "<frozen"))
+        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith((here, "<frozen"))
     ]
     lines = traceback.format_list(frames[-3:]) + traceback.format_exception_only(error)
     return "".join(lines).rstrip()

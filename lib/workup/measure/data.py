@@ -1,0 +1,100 @@
+"""Batches: the same ones in the same order for the same seed, whatever else a trial sets."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
+
+from workup.errors import WorkloadError
+from workup.workload import Workload, size
+
+
+def loader(workload: Workload, batch_size: int, *, seed: int) -> DataLoader:
+    """The training loader: reshuffled every epoch from ``seed``, the last partial batch dropped.
+
+    Raises:
+        WorkloadError: ``batch_size`` exceeds the data set.
+    """
+    data, examples = workload.train_data, size(workload.train_data)
+    if examples is not None and batch_size > examples:
+        raise WorkloadError(f"batch size {batch_size} is larger than train_data of {workload.name!r} ({examples}).")
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
+        return DataLoader(data, batch_size=batch_size, drop_last=True, generator=generator, **workload.loader)
+    sampler = RandomSampler(data, generator=generator)
+    if sliceable(workload):
+        batch_sampler = BatchSampler(sampler, batch_size, drop_last=True)
+        return DataLoader(data, batch_size=None, sampler=batch_sampler, generator=generator, **workload.loader)
+    return DataLoader(
+        data, batch_size=batch_size, sampler=sampler, drop_last=True, generator=generator, **workload.loader
+    )
+
+
+def sliceable(workload: Workload, data: Any = None) -> bool:
+    """Whether a batch is one indexing of tensors: the same batch as collating examples, far sooner."""
+    data = workload.train_data if data is None else data
+    return type(data) is TensorDataset and "collate_fn" not in workload.loader
+
+
+def batches(workload: Workload, batch_size: int, *, seed: int, device: str) -> Iterator[Any]:
+    """Training batches on ``device``, without end, epoch after epoch.
+
+    Raises:
+        WorkloadError: the data holds no full batch.
+    """
+    source = loader(workload, batch_size, seed=seed)
+    while True:
+        empty = True
+        for batch in source:
+            empty = False
+            yield to_device(batch, device)
+        if empty:
+            raise WorkloadError(f"train_data of {workload.name!r} gave no full batch of {batch_size}.")
+
+
+def evaluation_batches(
+    workload: Workload, *, batch_size: int, examples: int | None = None, device: str
+) -> Iterator[Any]:
+    """The first ``examples`` of the evaluation data (None: all), in order; the last batch may be partial."""
+    data = workload.eval_data
+    if data is None:
+        raise WorkloadError(f"workload {workload.name!r} has no eval_data, so it cannot be evaluated.")
+    options = {key: workload.loader[key] for key in ("collate_fn",) if key in workload.loader}
+    left = examples if examples is not None else (size(data) or 2**62)
+    batch_size = min(batch_size, left)
+    if sliceable(workload, data):
+        sampler = BatchSampler(SequentialSampler(range(min(left, len(data)))), batch_size, drop_last=False)
+        source = DataLoader(data, batch_size=None, sampler=sampler)
+    else:
+        if size(data) is not None and hasattr(data, "__getitem__"):
+            data = torch.utils.data.Subset(data, range(min(left, len(data))))
+        source = DataLoader(data, batch_size=batch_size, **options)
+    for batch in source:
+        if left <= 0:
+            return
+        left -= batch_length(batch)
+        yield to_device(batch, device)
+
+
+def to_device(batch: Any, device: str) -> Any:
+    """``batch`` with every tensor in it on ``device``; containers keep their type."""
+    if hasattr(batch, "to"):
+        return batch.to(device, non_blocking=True) if isinstance(batch, Tensor) else batch.to(device)
+    if isinstance(batch, Mapping):
+        moved = {key: to_device(value, device) for key, value in batch.items()}
+        return moved if type(batch) is dict else type(batch)(moved)  # type: ignore[call-arg]
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
+
+
+def batch_length(batch: Any) -> int:
+    """Number of examples: the first dimension of the first tensor found, 1 where there is none."""
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.dim() else 1
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    return next((batch_length(value) for value in values if isinstance(value, (Tensor, Mapping, list, tuple))), 1)

@@ -1,0 +1,289 @@
+"""THE training loop. Every experiment of every notebook trains through :func:`train`."""
+
+import gc
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from workup.errors import WorkloadError, WorkupError
+from workup.measure import data, devices
+from workup.measure.optimizers import builder
+from workup.measure.state import evaluating, preserved, seed_everything
+from workup.trace import COLUMNS, Trace, Trial
+from workup.workload import Workload
+
+#: A queued device is asked whether the loss is still finite only every so many steps.
+CHECK_EVERY = 25
+#: A gradient scaler skips steps that overflow, so one non-finite loss is not yet the end.
+SCALER_PATIENCE = 10
+#: Seconds between saves of an unfinished trace.
+SAVE_EVERY = 10.0
+
+
+def train(
+    workload: Workload, trial: Trial, *, device: str = "cpu", save: Callable[[Trace], Any] | None = None
+) -> Trace:
+    """Train one fresh model for one trial and record every step.
+
+    Out of memory, a non-finite loss, an exception in the user's code and Ctrl-C end the trial
+    and are its status; what was recorded until then is returned. Everything global (random
+    states, dtype, cudnn, …) is restored, and the workload's own objects are never trained.
+
+    Args:
+        workload, trial: what to train and how.
+        device: as from :func:`workup.measure.devices.resolve`.
+        save: called with the unfinished trace every ``SAVE_EVERY`` seconds.
+
+    Returns:
+        The trace; a diverged one ends with the step whose loss was first non-finite.
+
+    Raises:
+        WorkloadError: the loss is no tensor, has the wrong shape or no gradient.
+    """
+    recorder = Recorder(workload, trial, device)
+    status, reason = "finished", ""
+    with preserved():
+        failure = None
+        try:
+            _loop(workload, trial, device, recorder, save)
+        except WorkupError:
+            raise
+        except KeyboardInterrupt:
+            status, reason = "interrupted", f"interrupted at step {recorder.done}"
+        except Exception as error:
+            status, reason = _status(error), f"step {recorder.done}: {_sentence(error)}"
+            failure = error
+        if failure is not None:
+            # The failed step's tensors live on in the traceback's frames; memory comes back only without them.
+            traceback.clear_frames(failure.__traceback__)
+            failure = None
+            gc.collect()
+            if device.startswith("cuda"):
+                torch.cuda.empty_cache()
+    return recorder.trace(status, reason)
+
+
+def _loop(workload: Workload, trial: Trial, device: str, recorder: "Recorder", save: Any) -> None:
+    seed_everything(trial.seed)
+    model = workload.build_model().to(device).train()
+    optimizer = (builder(trial.optimizer) if trial.optimizer else workload.optimizer)(model.parameters(), trial.lr)
+    forward = torch.compile(model) if workload.compile else model
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    shares = [group["lr"] / trial.lr for group in optimizer.param_groups]
+    rates = trial.learning_rates(workload.schedule)
+    scaler = torch.amp.GradScaler(torch.device(device).type) if workload.precision == "fp16" else None
+    autocast = autocasting(workload.precision, device)
+    batches = data.batches(workload, trial.batch_size, seed=trial.seed, device=device)
+    evaluation = _evaluation(workload, trial, device)
+
+    for step in range(trial.steps):
+        recorder.begin()
+        batch = next(batches)
+        recorder.fetched(data.batch_length(batch))
+        for group, share in zip(optimizer.param_groups, shares, strict=True):
+            group["lr"] = float(rates[step]) * share
+        with autocast:
+            losses = workload.loss(forward, batch)
+            if step == 0:
+                check_loss(workload, losses, data.batch_length(batch))
+            loss = losses.float().mean()
+        (scaler.scale(loss) if scaler else loss).backward()
+        if scaler:
+            scaler.unscale_(optimizer)
+        norm = grad_norm(params)
+        if trial.clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(params, trial.clip_norm, norm)
+        if scaler:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        recorder.end(loss, norm)
+        if trial.eval_every and (step + 1) % trial.eval_every == 0:
+            recorder.evaluated(evaluate(workload, forward, evaluation, device))
+        if recorder.hopeless(SCALER_PATIENCE if scaler else 1):
+            return
+        if save is not None and recorder.save_due():
+            save(recorder.trace("interrupted", f"saved at step {recorder.done}"))
+
+
+def check_loss(workload: Workload, losses: Any, examples: int) -> None:
+    """Stop at once for a loss that cannot be trained on.
+
+    Raises:
+        WorkloadError: not a tensor, neither a scalar nor of shape [batch], or without a gradient.
+    """
+    where = f"workload {workload.name!r}: loss(model, batch)"
+    if not isinstance(losses, Tensor):
+        raise WorkloadError(
+            f"{where} returned {type(losses).__name__}, not a tensor. Return per-example losses [batch]."
+        )
+    if losses.dim() and tuple(losses.shape) != (examples,):
+        shape = list(losses.shape)
+        raise WorkloadError(
+            f"{where} has shape {shape}; per-example losses of shape [{examples}], or a scalar mean, are needed. "
+            "Average over the other dimensions, or use reduction='none'."
+        )
+    if not losses.requires_grad:
+        raise WorkloadError(f"{where} has no gradient: is it detached, or computed under no_grad?")
+
+
+def autocasting(precision: str, device: str) -> torch.autocast:
+    """The autocast region of a precision; switched off for fp32."""
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(torch.device(device).type, dtype=dtype, enabled=precision != "fp32", cache_enabled=True)
+
+
+def grad_norm(params: list[nn.Parameter]) -> Tensor:
+    """L2 norm of the whole gradient, on its device; nothing is changed (playbook: C4, E1)."""
+    grads = [p.grad for p in params if p.grad is not None]
+    return torch.nn.utils.get_total_norm(grads)
+
+
+def _evaluation(workload: Workload, trial: Trial, device: str) -> list[Any] | None:
+    """The fixed sample, kept on the device when it is a sample; None to read all the data each time."""
+    if not trial.eval_every or trial.eval_examples is None:
+        return None
+    size = max(trial.batch_size, 64)
+    return list(data.evaluation_batches(workload, batch_size=size, examples=trial.eval_examples, device=device))
+
+
+def evaluate(workload: Workload, model: nn.Module, batches: list[Any] | None, device: str) -> dict[str, Tensor]:
+    """Mean loss and metrics over the evaluation data, each example weighing the same (playbook: F3).
+
+    Returns:
+        ``{"loss": scalar, <metric>: scalar}`` on the device.
+    """
+    if batches is None:
+        batches = data.evaluation_batches(workload, batch_size=max(workload.batch_size, 256), device=device)  # type: ignore[assignment]
+    totals: dict[str, Tensor] = {}
+    count = 0
+    with evaluating(model, device), autocasting(workload.precision, device):
+        for batch in batches:  # type: ignore[union-attr]
+            examples = data.batch_length(batch)
+            for name, measure in [("loss", workload.loss), *workload.metrics.items()]:
+                value = measure(model, batch).float().mean() * examples
+                totals[name] = totals[name] + value if name in totals else value
+            count += examples
+    return {name: total / count for name, total in totals.items()}
+
+
+def _status(error: Exception) -> str:
+    return "out_of_memory" if isinstance(error, (torch.OutOfMemoryError, MemoryError)) else "failed"
+
+
+def _sentence(error: Exception) -> str:
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else ''} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
+
+
+class Recorder:
+    """Columns of a trace, filled without waiting for the device.
+
+    Loss, norm and evaluations go into buffers preallocated on the device; times are host clocks
+    on a CPU and events on CUDA, read when the trial is over.
+    """
+
+    def __init__(self, workload: Workload, trial: Trial, device: str) -> None:
+        self.trial, self.device, self.done = trial, device, 0
+        self.rates = trial.learning_rates(workload.schedule)
+        self.queued = device.startswith("cuda")
+        self.names = ["loss", "grad_norm"]
+        if trial.eval_every:
+            self.names += ["eval_loss", *(f"eval_{name}" for name in workload.metrics)]
+        self.buffer = torch.full((len(self.names), trial.steps), float("nan"), device=device)
+        self.rows = dict(zip(self.names, self.buffer.unbind(0), strict=True))
+        self.times = np.zeros((2, trial.steps))
+        self.examples = np.zeros(trial.steps, dtype=np.int64)
+        self.events: list[tuple[Any, Any]] = []
+        self.saved = time.monotonic()
+        self.checked = 0
+        self.bad = 0
+        self.end_at: int | None = None
+        if self.queued:
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def begin(self) -> None:
+        self.clock = time.perf_counter()
+        if self.queued:
+            self.event = torch.cuda.Event(enable_timing=True)
+            self.event.record()
+
+    def fetched(self, examples: int) -> None:
+        self.examples[self.done] = examples
+        self.times[1, self.done] = time.perf_counter() - self.clock
+
+    def end(self, loss: Tensor, norm: Tensor) -> None:
+        step = self.done
+        self.rows["loss"][step] = loss.detach()
+        self.rows["grad_norm"][step] = norm
+        if self.queued:
+            after = torch.cuda.Event(enable_timing=True)
+            after.record()
+            self.events.append((self.event, after))
+        self.times[0, step] = time.perf_counter() - self.clock
+        self.done += 1
+
+    def evaluated(self, values: dict[str, Tensor]) -> None:
+        for name, value in values.items():
+            self.rows[f"eval_{name}"][self.done - 1] = value
+
+    def hopeless(self, patience: int) -> bool:
+        """Whether the last ``patience`` losses were non-finite; asked of a queued device only now and then."""
+        last = self.done == self.trial.steps
+        if self.queued and self.done % CHECK_EVERY and not last:
+            return False
+        finite = torch.isfinite(self.rows["loss"][self.checked : self.done]).tolist()
+        for step, fine in enumerate(finite, self.checked):
+            self.bad = 0 if fine else self.bad + 1
+            if self.bad >= patience:
+                self.end_at = step
+                return True
+        self.checked = self.done
+        return False
+
+    def save_due(self) -> bool:
+        now = time.monotonic()
+        if now - self.saved < SAVE_EVERY:
+            return False
+        self.saved = now
+        return True
+
+    def trace(self, status: str, reason: str) -> Trace:
+        """What has been recorded so far; waits for the device."""
+        steps = self.done if self.end_at is None else self.end_at + 1
+        if self.end_at is not None:
+            status, reason = "diverged", f"step {self.end_at}: the loss is no longer finite"
+        columns = {name: row[:steps].double().cpu().numpy() for name, row in self.rows.items()}
+        if self.queued:
+            devices.synchronize(self.device)
+            self.times[0, : len(self.events)] = [a.elapsed_time(b) / 1000 for a, b in self.events]
+        clip = self.trial.clip_norm
+        columns |= {
+            "step": np.arange(steps),
+            "lr": self.rates[:steps],
+            "clipped": columns["grad_norm"] > clip if clip is not None else np.zeros(steps, dtype=bool),
+            "seconds": self.times[0, :steps],
+            "data_seconds": self.times[1, :steps],
+            "examples": self.examples[:steps],
+        }
+        columns.setdefault("eval_loss", np.full(steps, np.nan))
+        extra = [name for name in columns if name not in COLUMNS]
+        table = pd.DataFrame({name: columns[name] for name in [*COLUMNS, *extra]})
+        return Trace(
+            trial=self.trial,
+            steps=table.astype(COLUMNS),
+            status=status,
+            reason=reason,
+            peak_bytes=torch.cuda.max_memory_allocated(self.device) if self.queued else None,
+            device=self.device,
+            versions=devices.versions(),
+        )
