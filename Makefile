@@ -1,0 +1,50 @@
+# make workup   install, run the workbook on the built-in workload, print where the report is
+# make test     everything that CI checks
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WORKLOAD ?= digits-mlp
+BUDGET ?= standard
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: workup lab test lint unit notebooks bench phenomena clean
+
+workup: $(VENV)/.installed
+	$(BIN)/workup run $(WORKLOAD) --budget $(BUDGET)
+
+lab: $(VENV)/.installed
+	$(BIN)/jupyter lab notebooks
+
+test: lint unit notebooks
+
+lint: $(VENV)/.developing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/nbstripout --verify notebooks/*.ipynb
+	$(BIN)/mypy
+
+unit: $(VENV)/.developing
+	$(BIN)/pytest -n 2
+
+# nbmake runs each notebook as a reader would, with the environment in place of parameters.
+notebooks: $(VENV)/.developing
+	rm -rf runs/ci
+	WORKUP_STUDY=runs/ci WORKUP_BUDGET=smoke WORKUP_DEVICE=cpu \
+		$(BIN)/pytest -p no:cacheprovider --nbmake --nbmake-timeout=300 notebooks
+
+bench: $(VENV)/.developing
+	$(BIN)/python -m tests.benchmarks
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Workup needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.developing: $(VENV)/.installed
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs/ci

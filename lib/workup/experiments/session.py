@@ -1,0 +1,159 @@
+"""What a notebook works with: its workload, study, device and settings, checked before any training."""
+
+import ast
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from workup import notebooks
+from workup.errors import ParameterError, WorkloadError
+from workup.finding import Finding
+from workup.measure import devices
+from workup.measure.train import train
+from workup.progress import progress
+from workup.study import Study
+from workup.trace import Trace, Trial
+from workup.workload import Workload, fingerprint, load, trial_fingerprint
+
+STANDARD = ("workload", "study", "device", "seed", "budget")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """One notebook's run.
+
+    Args:
+        notebook: its name.
+        workload, study, device, seed, budget: as its parameters cell says.
+        knobs: the notebook's own parameters, None where unset.
+        fingerprint: the part of every trial's id that the workload gives.
+        sources: what each settled knob is and where it came from; filled by :meth:`settle`.
+    """
+
+    notebook: str
+    workload: Workload
+    study: Study
+    device: str
+    seed: int
+    budget: str
+    knobs: Mapping[str, Any]
+    fingerprint: str
+    sources: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def settle(self, knob: str, *, fallback: Any, finding: str | None = None) -> Any:
+        """The value of a knob: as given, else the study's finding, else ``fallback`` from the workload.
+
+        Raises:
+            ParameterError: a given number is not above zero.
+        """
+        given = self.knobs.get(knob)
+        found = self.study.findings().get(finding) if finding else None
+        if isinstance(given, (int, float)) and not isinstance(given, bool) and not 0 < given < float("inf"):
+            raise ParameterError(f"{self.notebook}: {knob}={given!r} must be positive and finite.")
+        if given is not None:
+            value, source = given, "given"
+        elif found is not None and found.told:
+            value, source = found.value, f"found by {found.experiment}"
+        else:
+            value, source = fallback, "the workload's own, or the budget's"
+            if finding:
+                source = f"the workload's own: the study has no {finding} yet"
+        self.sources[knob] = {"value": value, "from": source}
+        return value
+
+    def settings(self) -> pd.DataFrame:
+        """What is used and where it came from: columns setting, value, from."""
+        own = {"workload": self.workload.name, "device": self.device, "budget": self.budget, "seed": self.seed}
+        rows = [{"setting": key, "value": value, "from": "given"} for key, value in own.items()]
+        rows += [{"setting": key, **entry} for key, entry in self.sources.items()]
+        return pd.DataFrame(rows).astype({"value": object}).set_index("setting")
+
+    def run(self, trials: Sequence[Trial], *, label: str = "trials") -> list[Trace]:
+        """The trace of every trial, in order: from the study where it is there, else trained now.
+
+        Ctrl-C keeps what was measured and stops.
+
+        Raises:
+            WorkloadError: a trial fails at its very first step, where no setting can be the cause.
+        """
+        traces = []
+        with progress(len(trials), label) as bar:
+            for trial in trials:
+                traces.append(self._trace(trial))
+                bar.advance()
+        return traces
+
+    def _trace(self, trial: Trial) -> Trace:
+        trial_id = trial.id(self.fingerprint)
+        kept = self.study.load_trace(trial_id)
+        if kept is not None and kept.done:
+            return kept
+        save: Callable[[Trace], Any] = lambda unfinished: self.study.save_trace(trial_id, unfinished)  # noqa: E731
+        trace = train(self.workload, trial, device=self.device, save=save)
+        self.study.save_trace(trial_id, trace)
+        if trace.status == "interrupted":
+            raise KeyboardInterrupt
+        if len(trace.steps) == 0 and trace.status == "failed":
+            raise WorkloadError(f"workload {self.workload.name!r} fails at its first step: {trace.reason}")
+        if len(trace.steps) == 1 and trace.status == "diverged":
+            raise WorkloadError(
+                f"workload {self.workload.name!r}: the loss of the first batch is {trace.steps.loss[0]} before any "
+                "update, so no learning rate is the cause. Look at the data and the loss."
+            )
+        return trace
+
+    def conclude(self, *findings: Finding) -> tuple[Finding, ...]:
+        """Record the findings, and the prescription that the study's findings now add up to."""
+        about = {"budget": self.budget, "seed": self.seed, "device": self.device}
+        settled = {key: {k: str(v) for k, v in entry.items()} for key, entry in self.sources.items()}
+        self.study.record(self.notebook, findings, **about, settings=settled, versions=devices.versions())
+        self.study.prescribe(self.workload)
+        return findings
+
+
+def start(notebook: str, namespace: Mapping[str, Any]) -> Session:
+    """Check a notebook's parameters, find its workload, open its study.
+
+    nbmake cannot pass parameters, so the environment can: WORKUP_WORKLOAD, WORKUP_STUDY,
+    WORKUP_DEVICE, WORKUP_SEED and WORKUP_BUDGET stand in for a parameter left at its default.
+
+    Args:
+        notebook: its name, as ``04_learning_rate``.
+        namespace: where the parameters stand: the notebook's ``globals()``, or a plain mapping.
+
+    Raises:
+        ParameterError: an unknown parameter, or a value of the wrong type.
+        WorkloadError, StudyError, DeviceError: what they name cannot be used.
+    """
+    path = notebooks.find(notebook)
+    known = notebooks.declared(path)
+    injected = _injected(namespace)
+    given = {name: namespace[name] for name in [*known, *injected] if name in namespace}
+    for name in STANDARD:
+        wanted = os.environ.get(f"WORKUP_{name.upper()}")
+        if wanted and name not in injected and given.get(name, known[name].default) == known[name].default:
+            given[name] = wanted
+    values = notebooks.check(path, given)
+    device = devices.resolve(values["device"])
+    workload = load(values["workload"])
+    parts = fingerprint(workload)
+    return Session(
+        notebook=notebook,
+        workload=workload,
+        study=Study.open(values["study"], workload=workload.name, fingerprint=parts),
+        device=device,
+        seed=values["seed"],
+        budget=values["budget"],
+        knobs={name: value for name, value in values.items() if name not in STANDARD},
+        fingerprint=trial_fingerprint(parts, workload, device),
+    )
+
+
+def _injected(namespace: Mapping[str, Any]) -> list[str]:
+    """Names that papermill set: it only warns of one that the notebook does not declare, so we look."""
+    cells = [cell for cell in namespace.get("In", []) if cell.startswith("# Parameters\n")]
+    nodes = [node for cell in cells for node in ast.parse(cell).body if isinstance(node, ast.Assign)]
+    return [target.id for node in nodes for target in node.targets if isinstance(target, ast.Name)]
