@@ -1,0 +1,129 @@
+"""Where the user's step makes the host wait for the device, by file and line (playbook: F1)."""
+
+import linecache
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from workup.measure import data
+from workup.measure.state import preserved
+from workup.measure.steps import stepper
+from workup.workload import Workload
+
+TORCH = f"{Path(torch.__file__).parent}/"
+OURS = f"{Path(__file__).parent}/"
+#: Calls that bring a tensor's values to the host. On a CPU nothing below them tells.
+CALLS = {"cpu", "numpy", "__array__", "tolist", "__repr__", "__str__", "__format__"}
+#: Operators whose result or its shape the host has to know.
+OPERATORS = {"_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "unique_consecutive"}
+OPERATORS |= {"masked_select", "equal", "allclose", "bincount"}
+
+Place = tuple[str, int, str]
+
+
+def find_syncs(
+    workload: Workload, *, batch_size: int, device: str = "cpu", seed: int = 0, steps: int = 3
+) -> pd.DataFrame:
+    """The lines of the user's step at which the host waits for the device.
+
+    On CUDA torch's own sync warnings are located. Elsewhere the calls and operators that would
+    wait on an accelerator are, so that a step can be checked before it meets one.
+
+    Returns:
+        One row a line: file, line, function, code, per_step (waits at each step); may be empty.
+    """
+    with preserved():
+        step = stepper(workload, device=device, seed=seed, compile=False)
+        batches = data.batches(workload, batch_size, seed=seed, device=device)
+        step(next(batches))  # the first step allocates and may wait once
+        places: Counter[Place] = Counter()
+        for _ in range(steps):
+            batch = next(batches)
+            with cuda_syncs(places.update) if device.startswith("cuda") else watched(places.update):
+                step(batch)
+        batches.close()  # type: ignore[attr-defined]
+    rows = [(*place, linecache.getline(place[0], place[1]).strip(), n / steps) for place, n in places.most_common()]
+    return pd.DataFrame(rows, columns=["file", "line", "function", "code", "per_step"])
+
+
+@contextmanager
+def cuda_syncs(found: Callable[[list[Place]], Any]) -> Iterator[None]:
+    """Torch's warnings of synchronising CUDA calls inside, as places."""
+    mode = torch.cuda.get_sync_debug_mode() if torch.cuda.is_available() else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+
+        def show(message: Any, *args: Any, **kwargs: Any) -> None:
+            if "synchronizing CUDA operation" in str(message):
+                found(user_place())
+
+        warnings.showwarning = show
+        if mode is not None:
+            torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            if mode is not None:
+                torch.cuda.set_sync_debug_mode(mode)
+
+
+@contextmanager
+def watched(found: Callable[[list[Place]], Any], touched: set[int] | None = None) -> Iterator[None]:
+    """Calls that would synchronise, as places; and the storages of every tensor used, by address."""
+    seen: list[str] = []  # the recorded or excused call under way: what runs below it is part of it
+
+    def look(name: str, args: Any, tell: bool) -> None:
+        if touched is not None:
+            touched.update(t.untyped_storage().data_ptr() for t in tree_iter(args) if isinstance(t, Tensor))
+        if tell and not seen:
+            found(user_place())
+
+    class Calls(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+            look(name, (args, kwargs), name in CALLS)
+            part = name in CALLS or (name == "one_hot" and (len(args) > 1 or "num_classes" in kwargs))
+            seen.extend([name] * part)
+            try:
+                return func(*args, **kwargs)
+            finally:
+                del seen[len(seen) - part :]
+
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = func.overloadpacket.__name__
+            masks = name.startswith("index") and any(
+                getattr(m, "dtype", None) == torch.bool for m in tree_iter(args[1:2])
+            )
+            grows = name == "repeat_interleave" and (kwargs or {}).get("output_size") is None
+            look(name, (args, kwargs), name in OPERATORS or masks or grows)
+            return func(*args, **(kwargs or {}))
+
+    with ExitStack() as modes:
+        modes.enter_context(Calls())
+        modes.enter_context(Operators())
+        yield
+
+
+def user_place() -> list[Place]:
+    """The innermost frame outside torch and Workup's measuring, in a list; empty where torch acts on its own."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith((f"{TORCH}optim/", f"{OURS}steps.py")):
+            return []
+        if not file.startswith((TORCH, OURS, "<frozen", "<eval_with_key")) and not file.endswith("/warnings.py"):
+            return [(file, frame.f_lineno, frame.f_code.co_qualname)]
+        frame = frame.f_back  # type: ignore[assignment]
+    return []
