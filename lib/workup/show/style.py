@@ -1,34 +1,35 @@
-"""What every figure shares: size, colours, scales, and labels that stand beside what they name."""
+"""What every figure shares: size, colours, scales, and names that stand beside what they name."""
 
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib import ticker
+from matplotlib import colors, ticker
 from matplotlib.axes import Axes
 
-# Okabe and Ito's palette, told apart by every common kind of colour blindness, and in grey.
+# Okabe and Ito's palette: told apart under every common kind of colour blindness, and in grey.
 BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, BLACK, GREY = "#CC79A7", "#56B4E9", "#000000", "#6B6B6B"
 CATEGORIES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
-SIZE_INCHES = (7.0, 4.2)
-LABEL, SMALL = 10.5, 9.0
+TEXT, SMALL = 10.5, 9.0
 MOST_LABELS = 9
 
 
 def axes(ax: Axes | None) -> Axes:
     """``ax``, or the axes of a new figure of 7 x 4.2 inches."""
-    return plt.subplots(figsize=SIZE_INCHES, dpi=130, layout="constrained")[1] if ax is None else ax
+    return plt.subplots(figsize=(7.0, 4.2), dpi=130, layout="constrained")[1] if ax is None else ax
 
 
 def dress(ax: Axes, title: str, x: str, y: str) -> Axes:
     """Title at the left, axes named with their units, no box, a faint grid behind the data."""
-    ax.set_title(wrap(title), loc="left", fontsize=12, fontweight="bold", pad=10)
-    ax.set_xlabel(x, fontsize=LABEL)
-    ax.set_ylabel(y, fontsize=LABEL)
+    lines = textwrap.wrap(title, 62, max_lines=3, placeholder=" …")
+    ax.set_title("\n".join(lines), loc="left", fontsize=11.5, fontweight="bold", pad=10)
+    ax.set_xlabel(x, fontsize=TEXT)
+    ax.set_ylabel(y, fontsize=TEXT)
     ax.tick_params(which="both", labelsize=SMALL + 0.5, color=GREY)
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(GREY)
@@ -37,21 +38,10 @@ def dress(ax: Axes, title: str, x: str, y: str) -> Axes:
     return ax
 
 
-def wrap(text: str, width: int = 74, lines: int = 2) -> str:
-    """``text`` on at most ``lines`` lines, cut at a word.
-
-    >>> wrap("one two three", width=7)
-    'one two\\nthree'
-    """
-    import textwrap
-
-    return "\n".join(textwrap.wrap(text, width, max_lines=lines, placeholder=" …"))
-
-
 def scale(axis: Any, values: Iterable[float], *, least: float = 2.0) -> bool:
-    """A log scale with plain numbers where all finite ``values`` are positive and span a factor ``least``.
+    """A log scale with plain numbers, where all finite ``values`` are positive and span a factor ``least``.
 
-    Returns whether it did; an axis of losses that may be negative stays linear.
+    Returns whether it is one; an axis of losses that are or may be negative stays linear.
     """
     finite = np.asarray(list(values), dtype=float)
     finite = finite[np.isfinite(finite)]
@@ -66,87 +56,95 @@ def scale(axis: Any, values: Iterable[float], *, least: float = 2.0) -> bool:
     return True
 
 
+def sizes(ax: Axes, batch_sizes: Iterable[float]) -> None:
+    """A log x axis with a tick at every batch size measured."""
+    ticks = sorted(batch_sizes)
+    ax.set(xscale="log", xlim=(ticks[0] / 1.4, ticks[-1] * 1.4))
+    ax.set_xticks(ticks, [number(size) for size in ticks])
+    ax.set_xticks([], minor=True)
+
+
 def number(value: float) -> str:
     """A tick or a label in as few digits as are meant.
 
-    >>> [number(v) for v in (0.00031, 0.03, 12, 4096, 2e6, 1e-6)]
-    ['0.00031', '0.03', '12', '4,096', '2e6', '1e-6']
+    >>> [number(v) for v in (0.00031, 0.03, 12, 4096, 2e6, 1e-6, float("nan"))]
+    ['0.00031', '0.03', '12', '4,096', '2e6', '1e-6', 'nan']
     """
-    if value == 0 or 1e-4 <= abs(value) < 1e6:
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    mantissa, exponent = f"{value:.2e}".split("e") if math.isfinite(value) else (str(value), "0")
-    return f"{float(mantissa):g}e{int(exponent)}" if math.isfinite(value) else mantissa
+    if value == 0 or 1e-4 <= abs(value) < 1e6 or not math.isfinite(value):
+        return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
 
 
 def duration(seconds: float) -> str:
     """Seconds in the unit one would say them in.
 
-    >>> [duration(s) for s in (0.00312, 12.34, 600, 7300)]
-    ['3.1 ms', '12 s', '10 min', '2 h']
+    >>> [duration(s) for s in (0.00312, 1.234, 12.34, 600, 7300)]
+    ['3.1 ms', '1.2 s', '12 s', '10 min', '2 h']
     """
-    if seconds < 1:
-        return f"{1000 * seconds:.2g} ms" if seconds < 0.1 else f"{1000 * seconds:.0f} ms"
-    for unit, size, most in (("s", 1, 120), ("min", 60, 7200)):
-        if seconds < most:
-            return f"{seconds / size:.3g} {unit}" if seconds / size < 10 else f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 3600:.2g} h"
+    unit, size = next((u, s) for u, s, most in _UNITS if seconds < most)
+    return f"{seconds / size:.0f} {unit}" if seconds / size >= 10 else f"{seconds / size:.2g} {unit}"
+
+
+_UNITS = (("ms", 0.001, 1), ("s", 1, 120), ("min", 60, 7200), ("h", 3600, math.inf))
 
 
 def ramp(count: int) -> list[Any]:
     """``count`` colours from dark to light, in the order of what they stand for."""
-    return list(matplotlib.colormaps["viridis"](np.linspace(0.0, 0.87, max(count, 1))))
+    return list(matplotlib.colormaps["viridis"](np.linspace(0.0, 0.85, max(count, 1))))
+
+
+def note(ax: Axes, x: float, y: float, text: str, colour: Any = GREY, *, at: str = "data", **how: Any) -> None:
+    """Small text in a darker shade of ``colour``; ``at`` is data, axes, or top: x in data, y a share of the height."""
+    place = {"data": ax.transData, "axes": ax.transAxes, "top": ax.get_xaxis_transform()}[at]
+    ax.text(x, y, text, transform=place, color=ink(colour), fontsize=SMALL, **how)
+
+
+def ink(colour: Any) -> Any:
+    """A shade of ``colour`` dark enough to read as text on white."""
+    red, green, blue = colors.to_rgb(colour)
+    luminance = 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
+    darker = min(1.0, (0.18 / max(luminance, 1e-9)) ** (1 / 2.2))
+    return (red * darker, green * darker, blue * darker)
 
 
 def label_ends(ax: Axes, ends: Sequence[tuple[float, str, Any]], *, gap: float = 0.062) -> None:
-    """Names at the right edge, at the heights ``(y, name, colour)`` of what they name, pushed apart.
+    """Names at the right edge, at the heights ``(y, name, colour)`` of what they name, pushed ``gap`` apart.
 
     Of more than ``MOST_LABELS`` only every so many are named: the colours run in order.
     """
-    if not ends:
-        return
     kept = np.unique(np.linspace(0, len(ends) - 1, min(len(ends), MOST_LABELS)).round().astype(int))
     place = ax.transData + ax.transAxes.inverted()
-    left = ax.get_xlim()[1]
-    rows = sorted((float(np.clip(place.transform((left, ends[i][0]))[1], 0, 1)), *ends[i][1:]) for i in kept)
+    right = ax.get_xlim()[1]
+    rows = sorted((float(np.clip(place.transform((right, ends[i][0]))[1], 0, 1)), *ends[i][1:]) for i in kept)
     heights = np.array([row[0] for row in rows])
-    for _ in range(200):  # neighbours too close push each other apart by equal parts
-        close = gap - np.diff(heights)
-        if not (close > 1e-4).any():
-            break
-        push = np.where(close > 0, close / 2, 0.0)
+    for _ in range(300):  # neighbours too close push each other apart by equal parts
+        push = np.maximum(gap - np.diff(heights), 0.0) / 2
         heights[:-1] -= push
         heights[1:] += push
     for (target, name, colour), height in zip(rows, heights, strict=True):
-        ax.annotate(
-            name,
-            (1.0, target),
-            (1.025, height),
-            xycoords="axes fraction",
-            textcoords="axes fraction",
-            va="center",
-            fontsize=SMALL,
-            color=colour,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 0},
-        )
+        leader = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 0}
+        ax.annotate(name, (1.0, target), (1.025, height), xycoords="axes fraction", textcoords="axes fraction",
+                    va="center", fontsize=SMALL, color=ink(colour), arrowprops=leader)  # fmt: skip
 
 
-def band(ax: Axes, low: float, high: float, colour: str, name: str, *, top: float = 0.03) -> None:
-    """A shaded stretch of x with its name inside, ``top`` of the way up."""
-    ax.axvspan(low, high, color=colour, alpha=0.13, linewidth=0, zorder=0)
+def band(ax: Axes, low: float, high: float, colour: str, name: str) -> None:
+    """A shaded stretch of x with its name inside, at the foot."""
+    low, high = (low, high) if low < high else (low / 1.06, high * 1.06)
+    ax.axvspan(low, high, color=colour, alpha=0.14, linewidth=0, zorder=0)
     low, high = np.clip((low, high), *sorted(ax.get_xlim()))
     middle = math.sqrt(low * high) if ax.get_xscale() == "log" else (low + high) / 2
-    ax.text(middle, top, name, transform=ax.get_xaxis_transform(), ha="center", va="bottom", fontsize=SMALL,
-            color=colour)  # fmt: skip
+    note(ax, middle, 0.03, name, colour, at="top", ha="center")
 
 
-def crosses(ax: Axes, x: Iterable[float], colour: Any = VERMILLION) -> None:
+def crosses(ax: Axes, x: Iterable[float]) -> None:
     """What has no finite value: a cross at the top of the axis."""
-    ax.plot(list(x), [0.965] * len(list(x)), "X", color=colour, markersize=8, markeredgecolor="white",
-            transform=ax.get_xaxis_transform(), linestyle="none", zorder=5)  # fmt: skip
+    x = list(x)
+    ax.plot(x, [0.965] * len(x), "X", color=VERMILLION, markersize=8, markeredgecolor="white",
+            transform=ax.get_xaxis_transform(), zorder=5)  # fmt: skip
 
 
 def star(ax: Axes, x: float, y: float, name: str = "") -> None:
     """The best: a star, with its name above."""
-    ax.plot([x], [y], "*", color=ORANGE, markersize=17, markeredgecolor=BLACK, markeredgewidth=0.9, zorder=6)
-    if name:
-        ax.annotate(name, (x, y), (0, 11), textcoords="offset points", ha="center", fontsize=LABEL, fontweight="bold")
+    ax.plot([x], [y], "*", color=ORANGE, markersize=16, markeredgecolor=BLACK, markeredgewidth=0.9, zorder=6)
+    ax.annotate(name, (x, y), (0, 11), textcoords="offset points", ha="center", fontsize=TEXT, fontweight="bold")
