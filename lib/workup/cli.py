@@ -1,0 +1,201 @@
+"""`workup` on the command line. A user's mistake is one message and exit code 2, never a traceback."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from workup import __version__
+from workup.errors import WorkupError
+
+if TYPE_CHECKING:
+    from workup.study import Study
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The entry point: exit code 0 done, 1 something failed or was found, 2 a mistake in what was asked."""
+    try:
+        commands(args=argv, prog_name="workup")
+    except WorkupError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(2)
+    except Exception as error:
+        if os.environ.get("WORKUP_TRACEBACK") == "1":
+            raise
+        kind = type(error).__name__
+        click.echo(f"Error: {kind}: {error}\nNot expected: WORKUP_TRACEBACK=1 shows where it happened.", err=True)
+        sys.exit(1)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="workup")
+def commands() -> None:
+    """Short controlled experiments on your PyTorch training, and what they say to change.
+
+    REF names a workload: a built-in ("digits-mlp"), "path/to/file.py:attr" or "package.module:attr".
+    """
+
+
+@commands.command("run")
+@click.argument("reference", metavar="REF")
+@click.option("--study", help="Folder of the study.  [default: runs/<workload's name>]")
+@click.option("--budget", default="standard", show_default=True, help="smoke, standard or thorough.")
+@click.option("--notebooks", "wanted", default="02,04-07,11", show_default=True, help="Numbers, ranges or names.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda:0 or mps.")
+@click.option("--seed", default=0, show_default=True, help="Fixes initial weights and batches.")
+@click.option("--kernel", help="Jupyter kernel to run in.  [default: this Python]")
+@click.option("-p", "pairs", nargs=2, multiple=True, metavar="NAME VALUE", help="A notebook's own parameter.")
+def run_command(reference: str, study: str | None, wanted: str, kernel: str | None, pairs: Any, **rest: Any) -> None:
+    """Run the workbook's notebooks on a workload."""
+    from workup import kernels, workbook
+    from workup.measure import devices
+    from workup.show.cards import recommendations
+    from workup.show.report import write_report
+    from workup.study import Study
+    from workup.workload import fingerprint, load
+
+    chosen = workbook.select(wanted)
+    kernels.manager(kernel)
+    devices.resolve(rest["device"])
+    workload = load(reference)
+    folder = study or "runs/" + "".join(c if c.isalnum() or c in "-_." else "-" for c in workload.name)
+    own = {name: workbook.value(text) for name, text in pairs}
+    plan = workbook.assign(chosen, {"workload": reference, "study": folder, **rest}, own)
+    opened = Study.open(folder, workload=workload.name, fingerprint=fingerprint(workload))
+    failed = _run(plan, opened, kernel)
+    click.echo(f"\n{recommendations(opened)}\n\nReport: {_path(write_report(opened))}")
+    click.echo(f"Executed notebooks: {_path(opened.folder / 'notebooks')}")
+    if failed:
+        click.echo(f"Failed: {', '.join(failed)}. The same command runs only what is missing.", err=True)
+        sys.exit(1)
+
+
+def _run(plan: dict[str, dict[str, Any]], study: "Study", kernel: str | None) -> list[str]:
+    """Run the notebooks with a line at each one's start and end; the names of those that failed."""
+    from workup import workbook
+
+    failed = []
+    out = click.get_text_stream("stdout")
+    ended = workbook.run(plan, study=study, kernel=kernel, out=out)
+    try:
+        for number, name in enumerate(plan, 1):
+            click.echo(f"[{number}/{len(plan)}] {name}")
+            outcome = next(ended)
+            if outcome.error:
+                failed.append(name)
+                click.echo(f"{name} failed: {outcome.error}\n  See {_path(outcome.path)}", err=True)
+            else:
+                click.echo(f"  done in {outcome.seconds:.0f} s")
+    except KeyboardInterrupt:
+        click.echo(f"\nStopped. {_path(study.folder)} keeps what was measured; the same command resumes.", err=True)
+        sys.exit(130)
+    return failed
+
+
+@commands.command("check")
+@click.argument("reference", metavar="REF")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda:0 or mps.")
+def check_command(reference: str, device: str) -> None:
+    """Check in seconds that a workload can be trained at all."""
+    raise NotImplementedError
+
+
+@commands.command("show")
+@click.argument("study")
+@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
+def show_command(study: str, as_json: bool) -> None:
+    """Print what a study found."""
+    from workup.show.cards import cards, recommendations
+    from workup.study import Study
+
+    opened = Study.read(study)
+    found = opened.findings()
+    if as_json:
+        body = {
+            "study": str(opened.folder),
+            "workload": opened.about["workload"],
+            "findings": [finding.to_dict() for finding in found.values()],
+            "prescription": opened.prescription(),
+        }
+        click.echo(json.dumps(body, indent=2, allow_nan=False))
+    else:
+        click.echo(f"{opened.about['workload']} in {_path(opened.folder)}\n\n{recommendations(opened)}")
+        if found:
+            click.echo(f"\n{cards(found)!r}")
+
+
+@commands.command("report")
+@click.argument("study")
+def report_command(study: str) -> None:
+    """Write a study's report.html, one file to hand on."""
+    from workup.show.report import write_report
+    from workup.study import Study
+
+    click.echo(_path(write_report(Study.read(study))))
+
+
+@commands.command("new")
+@click.argument("file", type=click.Path(path_type=Path))
+def new_command(file: Path) -> None:
+    """Write a commented starting file for your own workload, which runs as it is."""
+    raise NotImplementedError
+
+
+@commands.command("workloads")
+def workloads_command() -> None:
+    """List the built-in workloads."""
+    from workup.workloads import BUILT_IN
+
+    _table(("name", "what it is"), [(n, (f.__doc__ or "").partition("\n")[0]) for n, f in BUILT_IN.items()])
+
+
+@commands.group("kernels")
+def kernels_group() -> None:
+    """Jupyter kernels bound to this environment: one for the CPU, one for each GPU."""
+
+
+@kernels_group.command("install")
+def install_command() -> None:
+    """Install workup-cpu and a workup-gpuN for each GPU this process sees."""
+    from workup import kernels
+
+    names = kernels.install()
+    click.echo(f"Installed: {', '.join(names)}.")
+    if len(names) == 1:
+        click.echo("No GPU is visible here, so there is only the CPU's kernel.")
+
+
+@kernels_group.command("list")
+def list_command() -> None:
+    """List the Workup kernels of this user."""
+    from workup import kernels
+
+    found = kernels.installed()
+    if not found:
+        click.echo("None. `workup kernels install` installs them.")
+        return
+    pins = {name: spec.env.get("CUDA_VISIBLE_DEVICES", "") for name, spec in found.items()}
+    _table(("kernel", "GPU", "Python"), [(name, pins[name] or "none", found[name].argv[0]) for name in found])
+
+
+@kernels_group.command("remove")
+def remove_command() -> None:
+    """Remove this environment's Workup kernels."""
+    from workup import kernels
+
+    click.echo(f"Removed: {', '.join(kernels.remove()) or 'none was installed'}.")
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    lines = [header, *rows]
+    widths = [max(len(row[i]) for row in lines) for i in range(len(header))]
+    for row in lines:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _path(path: Path) -> str:
+    return os.path.relpath(path) if Path.cwd() in path.parents else str(path)

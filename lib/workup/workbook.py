@@ -1,0 +1,225 @@
+"""The workbook on the command line: notebooks run one after another by papermill, into a study."""
+
+import ast
+import contextlib
+import os
+import re
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from workup import errors, kernels, notebooks
+from workup.errors import ParameterError, nearest
+from workup.study import Study
+
+DEFAULT = "02,04-07,11"
+START_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one notebook ended.
+
+    Args:
+        notebook: its name, ``04_learning_rate``.
+        path: the executed copy, also of a notebook that failed.
+        seconds: wall time, the kernel's start included.
+        error: what stopped it, in a line or two; "" where nothing did.
+    """
+
+    notebook: str
+    path: Path
+    seconds: float
+    error: str = ""
+
+
+def names() -> list[str]:
+    """The workbook's notebooks in order, without their ending.
+
+    Raises:
+        ParameterError: there are none.
+    """
+    found = sorted(path.stem for path in notebooks.folder().glob("[0-9][0-9]_*.ipynb"))
+    if not found:
+        raise ParameterError(f"the workbook's notebooks are not in {notebooks.folder()}. Install Workup again.")
+    return found
+
+
+def select(wanted: str) -> list[str]:
+    """The notebooks that ``wanted`` names, in the workbook's order.
+
+    Args:
+        wanted: numbers, ranges and names with commas between: ``02,04-07,clipping``. A range
+            takes what exists of it.
+
+    Raises:
+        ParameterError: a number or name of no notebook, or a range that holds none.
+    """
+    known = names()
+    chosen: set[str] = set()
+    for part in filter(None, (piece.strip() for piece in wanted.split(","))):
+        span = re.fullmatch(r"(\d+)\s*-\s*(\d+)", part)
+        low, high = (int(n) for n in span.groups()) if span else (int(part),) * 2 if part.isdecimal() else (1, 0)
+        found = [n for n in known if low <= int(n[:2]) <= high or part in (n, n[3:], f"{n}.ipynb")]
+        if not found:
+            hint = nearest(part, known if span or part.isdecimal() or part[:1].isdecimal() else [n[3:] for n in known])
+            raise ParameterError(f"--notebooks {wanted}: no notebook '{part}'. {hint}")
+        chosen.update(found)
+    if not chosen:
+        raise ParameterError(f"--notebooks '{wanted}' names none. Known: {', '.join(known)}.")
+    return sorted(chosen)
+
+
+def value(text: str) -> Any:
+    """A parameter's value as typed on a command line: a Python literal where it is one, else the text.
+
+    >>> value("1e-3"), value("None"), value("[1, 2]"), value("digits-mlp")
+    (0.001, None, [1, 2], 'digits-mlp')
+    """
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        with contextlib.suppress(ValueError):
+            return float(text)  # nan and inf are no literals
+        return text
+
+
+def assign(chosen: Sequence[str], standard: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Each notebook's parameters: the standard ones and those of ``own`` that it declares, checked.
+
+    papermill only warns of a name that no notebook knows; here it stops.
+
+    Raises:
+        ParameterError: a value of the wrong type, or a name in ``own`` that is standard or
+            that none of ``chosen`` declares.
+    """
+    paths = {name: notebooks.folder() / f"{name}.ipynb" for name in names()}
+    declared = {name: notebooks.declared(path) for name, path in paths.items()}
+    known = {parameter for name in chosen for parameter in declared[name]} - set(standard)
+    for parameter in own:
+        if parameter in standard:
+            option = "REF" if parameter == "workload" else f"--{parameter}"
+            raise ParameterError(f"-p {parameter}: give {option} instead.")
+        if parameter not in known:
+            other = next((name for name in declared if parameter in declared[name]), None)
+            hint = f"{other} has it: add it to --notebooks." if other else nearest(parameter, known)
+            raise ParameterError(f"-p {parameter}: not a parameter of {', '.join(chosen)}. {hint}")
+    plan = {}
+    for name in chosen:
+        given = {key: value for key, value in {**standard, **own}.items() if key in declared[name]}
+        checked = notebooks.check(paths[name], given)
+        plan[name] = {key: checked[key] for key in given}
+    return plan
+
+
+def run(plan: Mapping[str, Mapping[str, Any]], *, study: Study, kernel: str | None, out: TextIO) -> Iterator[Outcome]:
+    """Run the notebooks of ``plan`` (:func:`assign`), each in a kernel of its own; one failing stops no other.
+
+    What the kernels print goes to ``out`` as it comes. The executed copies land in the
+    study's ``notebooks`` folder.
+
+    Raises:
+        DeviceError: no such kernel.
+        KeyboardInterrupt: stopped; the kernel has saved what it had measured and is gone.
+    """
+    for notebook, values in plan.items():
+        began = time.perf_counter()
+        error = execute(notebook, values, study=study, kernel=kernel, out=out)
+        path = study.folder / "notebooks" / f"{notebook}.ipynb"
+        yield Outcome(notebook, path, time.perf_counter() - began, error)
+
+
+def execute(notebook: str, values: Mapping[str, Any], *, study: Study, kernel: str | None, out: TextIO) -> str:
+    """Run one notebook; what stopped it, or ""."""
+    import papermill
+    from nbclient.exceptions import CellExecutionError, DeadKernelError
+
+    running = kernels.manager(kernel)
+    with _closing(running), _stoppable(running) as stops, tempfile.TemporaryDirectory(prefix="workup-") as scratch:
+        copy = Path(scratch) / f"{notebook}.ipynb"
+
+        def stop_between_cells(**_: Any) -> None:
+            if stops:
+                raise KeyboardInterrupt
+
+        try:
+            papermill.execute_notebook(
+                notebooks.folder() / f"{notebook}.ipynb",
+                copy,
+                parameters=dict(values),
+                kernel_name=running.kernel_name,
+                language="python",
+                progress_bar=False,
+                stdout_file=out,
+                start_timeout=START_SECONDS,
+                km=running,
+                on_cell_start=stop_between_cells,
+            )
+            return ""
+        except papermill.PapermillExecutionError as error:
+            if stops:
+                raise KeyboardInterrupt from None
+            return _said(error)
+        except DeadKernelError:
+            return "the kernel died; where memory ran out, the system ends it without a word."
+        except (CellExecutionError, RuntimeError, OSError) as error:
+            return f"the kernel did not start or answer ({error})."
+        finally:
+            if copy.exists():
+                study.write(f"notebooks/{notebook}.ipynb", copy.read_text())
+
+
+def _said(error: Any) -> str:
+    """A failed cell in a line: a user's mistake by its message alone, anything else with its kind and cell."""
+    if isinstance(getattr(errors, error.ename, None), type):
+        return str(error.evalue)
+    return f"{error.ename}: {error.evalue} (cell In [{error.exec_count}])"
+
+
+@contextlib.contextmanager
+def _closing(kernel: Any) -> Iterator[None]:
+    """Shut the kernel down at the end, and the channels of the clients made for it, which papermill leaves open."""
+    from nbclient.util import run_sync
+
+    clients, build = [], kernel.client
+
+    def client(**options: Any) -> Any:
+        clients.append(build(**options))
+        return clients[-1]
+
+    kernel.client = client
+    try:
+        yield
+    finally:
+        for made in clients:
+            made.stop_channels()
+        if kernel.has_kernel and run_sync(kernel.is_alive)():
+            run_sync(kernel.shutdown_kernel)()
+        run_sync(kernel.cleanup_resources)()
+
+
+@contextlib.contextmanager
+def _stoppable(kernel: Any) -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM go to the kernel, which saves what it has measured; a second one raises at once.
+
+    The kernel leads a process group of its own, so the terminal does not reach it.
+    """
+    stops: list[int] = []
+
+    def stop(signum: int, _frame: Any) -> None:
+        stops.append(signum)
+        pid = getattr(kernel.provisioner, "pid", None)
+        if pid is None or len(stops) > 1:
+            raise KeyboardInterrupt
+        os.kill(pid, signal.SIGINT)
+
+    before = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stops
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
