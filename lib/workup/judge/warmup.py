@@ -1,0 +1,102 @@
+"""How short a warmup opens learning rates far above the unstable one? (playbook: D)"""
+
+from typing import Any
+
+import numpy as np
+
+from workup.finding import Finding
+from workup.judge.learning_rate import trials_table
+
+#: A trial trains if it makes this share of the best loss reduction among the trials.
+TRAINED = 0.5
+RULE = "playbook: D2, D4, D6"
+
+
+def judge(
+    trials: Any, *, baseline: float | None = None, unstable_lr: float | None = None, max_train_steps: int | None = None
+) -> Finding:
+    """The shortest warmup that makes a peak learning rate trainable.
+
+    Args:
+        trials: a table, a row a trial: ``warmup_steps, lr`` (the peak), ``seed, status, final``;
+            optionally ``initial`` (the loss before training) or ``loss`` (the curve). Rows with
+            ``warmup_steps`` 0 tell what happens without.
+        baseline: final loss over the same steps at lr* without warmup; tells whether it pays.
+        unstable_lr: unstable_base_learning_rate, for the wording (playbook: D1).
+        max_train_steps: of the real run; its 5% and 10% are the marks (playbook: D4, D6).
+
+    Returns:
+        Finding ``warmup_steps``. 0 with ``needed`` False: the peak trains without. 0 with
+        ``enough`` False: no warmup tried is enough. ``evidence["peak_lr"]`` is the peak it
+        opens, where that is worth having, else None. None where nothing was tried.
+
+    Raises:
+        ParameterError: a missing column, a learning rate or warmup_steps out of range.
+    """
+    table = trials_table(trials, "warmup.judge", extra=("warmup_steps",))
+    if table.empty:
+        return _finding(None, "No trial was run, so no warmup can be told.", settle="Run a sweep of warmup lengths.")
+    table["feasible"] = _trains(table, baseline)
+    by = table.groupby(["lr", "warmup_steps"]).agg(share=("feasible", "mean"), final=("final", "median")).reset_index()
+    open_ = by[by["share"] > 0.5]
+    tried = {
+        "tried": by["warmup_steps"].astype(int).unique().tolist(),
+        "unstable_lr": unstable_lr,
+        "baseline": baseline,
+    }
+    peaks = ", ".join(f"{lr:.3g}" for lr in sorted(by["lr"].unique()))
+    if open_.empty:
+        text = (
+            f"No warmup up to {int(by['warmup_steps'].max())} steps is enough at lr {peaks}: clip, or change the model."
+        )
+        return _finding(0, text, **tried, needed=True, enough=False, peak_lr=None)
+    # The highest peak that any warmup opened; past it, nothing more can be had.
+    peak = float(open_["lr"].max())
+    row = open_[open_["lr"] == peak].sort_values("warmup_steps").iloc[0]
+    steps, final = int(row["warmup_steps"]), float(row["final"])
+    facts = {**tried, "final": final, "trains_peak_lr": peak, "enough": True}
+    shorter = by[(by["lr"] == peak) & (by["warmup_steps"] < steps)]["warmup_steps"]
+    interval = (float(shorter.max()), float(steps)) if len(shorter) else None
+    if steps == 0:
+        text = f"No warmup is needed: lr {peak:.3g} trains without."
+        return _finding(0, text, **facts, needed=False, peak_lr=None)
+    if baseline is not None and final > baseline:
+        than = f"a loss of {final:.3g}, no better than {baseline:.3g} without"
+        text = f"{steps} steps of warmup open lr {peak:.3g}, to {than}."
+        return _finding(0, text, **facts, needed=False, opens_with=steps, peak_lr=None)
+    caveats = []
+    if max_train_steps and steps > 0.05 * max_train_steps:
+        caveats.append(f"That is over 5% of {max_train_steps} steps: max_train_steps may have to grow (D6).")
+    if interval is None:
+        caveats.append("No shorter warmup was tried.")
+    text = f"{steps} steps of warmup are the shortest tried that make lr {peak:.3g} trainable."
+    return _finding(steps, text, **facts, needed=True, peak_lr=peak, interval=interval, caveats=tuple(caveats))
+
+
+def _trains(table: Any, baseline: float | None) -> Any:
+    """Finished, finite, and with at least half of the best loss reduction where a start is known."""
+    ok = table["trained"].to_numpy(bool)
+    start = table["initial"].to_numpy(float)
+    best = (
+        np.nanmin(np.append(table["final"][ok].to_numpy(float), np.nan if baseline is None else baseline))
+        if ok.any()
+        else np.nan
+    )
+    enough = table["final"].to_numpy(float) <= start - TRAINED * (start - best)
+    return ok & np.where(np.isfinite(start) & np.isfinite(best), enough, True)
+
+
+def _finding(value: int | None, summary: str, *, settle: str = "", **evidence: Any) -> Finding:
+    interval, caveats = evidence.pop("interval", None), evidence.pop("caveats", ())
+    return Finding(
+        name="warmup_steps",
+        value=value,
+        unit="steps",
+        rule=RULE,
+        summary=summary,
+        interval=interval,
+        confidence="low" if value is None else "medium",
+        evidence={"peak_lr": None, **evidence},
+        caveats=caveats,
+        settle=settle,
+    )

@@ -1,0 +1,90 @@
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from workup.errors import ParameterError
+from workup.judge import clipping
+
+
+def norms(n=1000, seed=0):
+    return np.exp(0.3 * np.random.default_rng(seed).standard_normal(n))
+
+
+def test_the_threshold_is_the_percentile_and_the_share_what_it_cuts():
+    found = clipping.judge(norms())
+    assert found.value == pytest.approx(np.percentile(norms(), 90))
+    assert found.evidence["clipped_fraction"] == pytest.approx(0.1)
+
+
+def test_norms_without_outliers_are_told_that_clipping_does_nothing():
+    found = clipping.judge(norms())
+    assert not found.evidence["helps"]
+    assert "leave it off" in found.summary
+
+
+def test_spikes_are_counted_early_and_mid():
+    x = norms()
+    x[[3, 5, 400, 700, 900]] = 40
+    found = clipping.judge(x)
+    assert (found.evidence["outliers_early"], found.evidence["outliers_mid"]) == (2, 3)
+    assert found.evidence["helps"]
+
+
+def test_norms_that_only_decline_have_no_outliers():
+    decline = 10 * np.exp(-np.arange(1000) / 200) * norms()
+    assert clipping.judge(decline).evidence["outliers"] == 0
+
+
+def test_non_finite_norms_are_counted_and_move_no_threshold():
+    x = norms()
+    bad = np.concatenate([x, [np.nan, np.inf, -np.inf]])
+    assert clipping.judge(bad).value == clipping.judge(x).value
+    assert clipping.judge(bad).evidence["nonfinite"] == 3
+
+
+def test_more_than_half_clipped_says_lower_the_rate():
+    assert "lower learning rate" in clipping.judge(norms(), percentile=40).caveats[0]
+
+
+@pytest.mark.parametrize("x", [[], [np.nan] * 5, [0.0] * 5])
+def test_no_usable_norm_cannot_be_told(x):
+    assert not clipping.judge(x).told
+
+
+@pytest.mark.parametrize(("x", "p"), [([1.0, -1.0], 90), ([1.0], 0), ([1.0], 100), ([[1.0]], 90)])
+def test_bad_input_is_an_error(x, p):
+    with pytest.raises(ParameterError):
+        clipping.judge(x, percentile=p)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=50), st.floats(1, 99), st.floats(1e-3, 1e3))
+def test_the_threshold_scales_with_the_norms_and_is_one_of_their_range(x, p, factor):
+    found, scaled = clipping.judge(x, percentile=p), clipping.judge(np.asarray(x) * factor, percentile=p)
+    assert scaled.value == pytest.approx(found.value * factor)
+    assert min(x) <= found.value * (1 + 1e-12)
+    assert found.value <= max(x) * (1 + 1e-12)
+
+
+def trial(lr, clip, stability, final, share=0.0):
+    return {"lr": lr, "clip_norm": clip, "clipped_fraction": share, "stability": stability, "final": final}
+
+
+CALM, WILD = trial(0.1, np.nan, "stable", 0.5), trial(0.2, np.nan, "diverged", 9.0)
+
+
+def test_the_loosest_threshold_that_holds_is_chosen():
+    tried = [trial(0.2, 4, "early", 3, 0.1), trial(0.2, 2, "stable", 0.4, 0.3), trial(0.2, 1, "stable", 0.6, 0.7)]
+    clip, share = clipping.choose(pd.DataFrame([CALM, WILD, *tried]), clipping.judge(norms()))
+    assert (clip.value, share.value, clip.evidence["peak_lr"]) == (2, 0.3, 0.2)
+
+
+def test_a_stable_rate_needs_no_clipping_and_a_hopeless_one_gets_none():
+    proposed = clipping.judge(norms())
+    calm = clipping.choose(pd.DataFrame([CALM, trial(0.2, np.nan, "stable", 0.4)]), proposed)[0]
+    lost = clipping.choose(pd.DataFrame([CALM, WILD, trial(0.2, 1, "diverged", 9)]), proposed)[0]
+    assert calm.value is None
+    assert "not needed" in calm.summary
+    assert lost.value is None
+    assert "not the remedy" in lost.summary

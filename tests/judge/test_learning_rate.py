@@ -1,0 +1,136 @@
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from workup.errors import ParameterError
+from workup.judge import learning_rate
+
+NAN = float("nan")
+
+
+def sweep(finals, *, first=-3, step=0.5, start=2.3, **columns):
+    rows = [
+        {"lr": 10 ** (first + step * i), "seed": 0, "final": f, "best": min(f, start) if f == f else start}
+        for i, f in enumerate(finals)
+    ]
+    table = pd.DataFrame(rows)
+    table["status"] = ["finished" if f == f else "diverged" for f in finals]
+    return table.assign(**columns)
+
+
+BOWL = [2.0, 1.2, 0.5, 0.2, 0.4, NAN, NAN]
+
+
+def test_the_lowest_final_loss_wins_and_the_edge_is_not_near():
+    found = learning_rate.judge(sweep(BOWL))
+    assert found.value == pytest.approx(10**-1.5)
+    assert found.evidence["unstable_lr"] == pytest.approx(10**-0.5)
+    assert found.evidence["lr_at_edge"] is False
+    assert found.interval[0] < found.value < found.interval[1]
+
+
+def test_the_last_rate_that_trains_is_at_the_edge():
+    found = learning_rate.edge(sweep([2.0, 1.0, 0.4, NAN]))
+    assert found.value is True
+    assert learning_rate.edge(sweep([2.0, 1.0, 0.4, NAN], step=1.0)).value is None
+
+
+def test_the_unstable_rate_is_bracketed():
+    found = learning_rate.unstable(sweep(BOWL))
+    assert found.interval == pytest.approx((0.1, 10**-0.5))
+    assert not learning_rate.unstable(sweep([2.0, 1.0, 1.5])).told
+
+
+def test_a_trial_that_diverges_late_is_infeasible_however_good_its_best():
+    table = sweep([2.0, 1.0, 0.5, 2.2])
+    table.loc[3, "best"] = 0.1
+    found = learning_rate.judge(table)
+    assert found.value == pytest.approx(0.01)
+    assert found.evidence["infeasible"] == pytest.approx([10**-1.5])
+
+
+def test_an_uncharacteristically_high_loss_above_the_best_is_infeasible_and_below_it_is_slow():
+    found = learning_rate.judge(sweep([2.2, 1.0, 0.5, 2.1]))
+    assert found.evidence["infeasible"] == pytest.approx([10**-1.5])
+    assert found.evidence["feasible"][0] == pytest.approx(1e-3)
+
+
+def test_one_bad_seed_makes_a_rate_infeasible():
+    table = pd.concat([sweep(BOWL), sweep([2.0, 1.2, 0.5, NAN, NAN, NAN, NAN]).assign(seed=1)])
+    assert learning_rate.judge(table).value == pytest.approx(0.01)
+
+
+def test_the_region_is_as_wide_as_the_seeds_say():
+    tables = [sweep([2.0, 1.0, 0.50 + d, 0.50 - d, 1.0]).assign(seed=i) for i, d in enumerate([0.02, -0.02, 0.01])]
+    found = learning_rate.judge(pd.concat(tables))
+    assert found.evidence["region"] == pytest.approx([0.01, 10**-1.5])
+    assert found.evidence["noise_from"] == "seeds"
+    tight = [sweep([2.0, 1.0, 0.6 + d, 0.5 + d, 1.0]).assign(seed=i) for i, d in enumerate([0.001, -0.001, 0.0])]
+    assert learning_rate.judge(pd.concat(tight)).evidence["region"] == pytest.approx([10**-1.5])
+
+
+def test_the_grid_asks_for_more_where_the_best_is_at_its_end():
+    assert learning_rate.extension(sweep([2.0, 1.0, 0.5])) == pytest.approx((10**-1.5, 0.1))
+    assert learning_rate.extension(sweep([0.5, 1.0, 2.0])) == pytest.approx((10**-3.5, 1e-4))
+    assert learning_rate.extension(sweep(BOWL)) == ()
+    assert learning_rate.extension(sweep([NAN, NAN])) == pytest.approx((10**-3.5, 1e-4))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [[], sweep([NAN, NAN, NAN]), sweep([0.5]), sweep([0.5, 0.5, 0.5]), [{"lr": 0.1, "final": 1.0, "status": "failed"}]],
+    ids=["empty", "all diverged", "one trial", "equal losses", "nothing told"],
+)
+def test_what_cannot_be_told_is_not_guessed(table):
+    for question in (learning_rate.judge, learning_rate.edge):
+        found = question(table)
+        assert not found.told
+        assert found.settle
+    learning_rate.unstable(table)
+    learning_rate.summary(table)
+
+
+@pytest.mark.parametrize("lr", [0.0, -0.1, NAN, float("inf")])
+def test_a_rate_that_is_none_is_named(lr):
+    with pytest.raises(ParameterError, match="positive"):
+        learning_rate.judge([{"lr": lr, "final": 1.0}])
+
+
+def test_a_missing_column_is_named():
+    with pytest.raises(ParameterError, match="final"):
+        learning_rate.judge([{"lr": 0.1}])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.one_of(st.floats(0.1, 10), st.just(NAN)), min_size=3, max_size=9),
+    st.floats(0.01, 100),
+    st.floats(-100, 100),
+    st.randoms(use_true_random=False),
+)
+def test_scale_shift_and_order_change_nothing(finals, factor, shift, random):
+    finals = [round(f, 2) for f in finals]
+    table = sweep(finals, start=11)
+    other = table.assign(final=table["final"] * factor + shift, best=table["best"] * factor + shift)
+    order = list(range(len(table)))
+    random.shuffle(order)
+    a, b = learning_rate.judge(table), learning_rate.judge(other.iloc[order])
+    assert a.value == b.value
+    assert a.evidence["infeasible"] == b.evidence["infeasible"]
+
+
+def known(rate, spread):
+    return learning_rate.Finding(
+        name="best_lr", value=rate, rule="", summary="", interval=(rate / spread, rate * spread)
+    )
+
+
+def test_a_falling_trend_is_carried_to_the_whole_run():
+    found = learning_rate.carry({100: known(0.1, 1.1), 1000: known(0.01, 1.1)}, 10_000)
+    assert found.value == pytest.approx(0.001, rel=0.01)
+    assert found.interval[0] < 0.001 < found.interval[1]
+
+
+def test_a_trend_too_uncertain_is_not_carried():
+    assert not learning_rate.carry({100: known(0.1, 10), 200: known(0.05, 10)}, 1_000_000).told
+    assert not learning_rate.carry({100: known(0.1, 1.1)}, 1000).told

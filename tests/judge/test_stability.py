@@ -1,0 +1,163 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from workup.errors import ParameterError
+from workup.judge import stability
+
+N = 500
+
+
+def healthy(seed=0, n=N, noise=0.12):
+    rng = np.random.default_rng(seed)
+    return (0.3 + 2.2 * np.exp(-np.arange(n) / 80)) * np.exp(noise * rng.standard_normal(n))
+
+
+def faulty(kind, seed=0):
+    x, t = healthy(seed), np.arange(N)
+    if kind == "jump":
+        x[300:] *= 4
+    elif kind == "rise and return":
+        x[150:200] *= 1 + 1.5 * np.sin(np.linspace(0, np.pi, 50))
+    elif kind == "early rise":
+        x[5:] = x[5:] * (1 + 6 * np.exp(-((t[5:] - 12) ** 2) / 20))
+    elif kind == "early jump":
+        x[45:] = 2.1 + x[-1] * 0.1 * np.random.default_rng(seed).standard_normal(N - 45)
+    elif kind == "blow-up":
+        x[300:] *= np.exp(0.03 * (t[300:] - 300))
+    elif kind == "nan":
+        x[250:] = np.nan
+    elif kind == "outlier":
+        x[250] *= 4
+    elif kind == "six steps":
+        x[250:256] *= 2.2
+    elif kind == "alternation":
+        x *= 1 + 0.3 * (-1.0) ** t
+    return x
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("none", "stable"),
+        ("outlier", "stable"),
+        ("alternation", "stable"),
+        ("jump", "mid"),
+        ("rise and return", "mid_recovered"),
+        ("six steps", "mid_recovered"),
+        ("early rise", "early_recovered"),
+        ("early jump", "early"),
+        ("blow-up", "diverged"),
+        ("nan", "diverged"),
+    ],
+)
+def test_each_kind_is_told_from_the_others(kind, value):
+    assert stability.judge(faulty(kind)).value == value
+
+
+def test_the_event_is_placed_where_it_was_planted():
+    (event,) = stability.judge(faulty("six steps")).evidence["events"]
+    assert abs(event["begin"] - 250) <= 2
+    assert 250 <= event["peak"] < 260
+    assert 254 <= event["end"] <= 262
+    assert event["recovered"]
+    assert event["size"] > 4
+
+
+def test_steps_are_reported_in_the_callers_numbering():
+    x = faulty("jump")[::5]
+    (event,) = stability.judge(x, step=np.arange(0, N, 5)).evidence["events"]
+    assert 290 <= event["begin"] <= 310
+
+
+def test_training_at_the_edge_of_stability_is_stable_and_said_to_oscillate():
+    assert stability.judge(faulty("alternation")).evidence["oscillation"]
+    assert not stability.judge(healthy()).evidence["oscillation"]
+
+
+def test_a_divergence_says_when_it_began():
+    early, mid = faulty("nan").copy(), faulty("nan")
+    early[10:] = np.nan
+    assert stability.judge(early).evidence["began"] == "early"
+    assert stability.judge(mid).evidence["began"] == "mid"
+
+
+def test_a_single_skipped_step_is_counted_and_no_divergence():
+    x = healthy()
+    x[100] = np.inf
+    found = stability.judge(x)
+    assert (found.value, found.evidence["nonfinite"]) == ("stable", 1)
+
+
+def test_a_rise_within_the_warmup_is_early():
+    x = healthy()
+    x[80:120] += 2
+    lr = np.minimum(1, np.arange(1, N + 1) / 100)
+    assert stability.judge(x, lr=lr).value == "early_recovered"
+    assert stability.judge(x).value == "mid_recovered"
+
+
+def test_gradient_norms_and_evaluations_are_set_beside_the_events():
+    x, norms, evals = faulty("rise and return"), np.ones(N), np.full(N, np.nan)
+    norms[170] = 50
+    evals[::100] = 1.0
+    found = stability.judge(x, grad_norm=norms, eval_loss=evals)
+    assert found.evidence["grad_norm_ratio"] == [50]
+    assert found.evidence["eval_shows"] == [False]
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 5])
+def test_too_short_a_curve_cannot_be_told(n):
+    found = stability.judge([1.0] * n)
+    assert found.value == "cannot_tell"
+    assert found.settle
+
+
+def test_a_loss_that_never_was_finite_blames_the_data():
+    found = stability.judge([np.nan] * 30)
+    assert found.value == "diverged"
+    assert "before any update" in found.summary
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ({"loss": [[1.0]]}, "shape"),
+        ({"loss": ["a"]}, "numbers"),
+        ({"loss": [1.0] * 20, "grad_norm": [1.0]}, "20"),
+        ({"loss": [1.0] * 3, "step": [0, 2, 1]}, "increase"),
+    ],
+)
+def test_a_wrong_argument_is_named(call, words):
+    with pytest.raises(ParameterError, match=words):
+        stability.judge(**call)
+
+
+def test_watching_uses_nothing_of_what_comes_after():
+    x = faulty("jump")
+    live = [f.value for f in stability.watch(x, every=100)]
+    assert live == [stability.judge(x[:t]).value for t in (100, 200, 300, 400, 500)]
+    assert live[2:4] == ["stable", "mid"]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.sampled_from(["none", "jump", "rise and return", "early rise", "six steps", "alternation", "nan"]),
+    st.integers(0, 5),
+    st.floats(1e-20, 1e20),
+)
+def test_a_positive_factor_on_the_loss_changes_no_verdict(kind, seed, factor):
+    x = faulty(kind, seed)
+    a, b = stability.judge(x), stability.judge(x * factor)
+    assert a.value == b.value
+    assert [e["begin"] for e in a.evidence["events"]] == [e["begin"] for e in b.evidence["events"]]
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=60))
+def test_any_row_of_numbers_gets_a_verdict(values):
+    found = stability.judge(values)
+    assert found.value in {"stable", "early", "early_recovered", "mid", "mid_recovered", "diverged", "cannot_tell"}
+    for event in found.evidence["events"]:
+        assert 0 <= event["begin"] <= event["peak"] < len(values)
+        assert event["recovered"] == (event["end"] is not None)

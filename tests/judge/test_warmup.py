@@ -1,0 +1,69 @@
+import pytest
+from workup.errors import ParameterError
+from workup.judge import warmup
+
+
+def rows(finals, lr=1.0, start=2.3):
+    return [
+        {
+            "warmup_steps": w,
+            "seed": 0,
+            "lr": lr,
+            "status": "finished" if f == f else "diverged",
+            "final": f,
+            "initial": start,
+        }
+        for w, f in finals.items()
+    ]
+
+
+NAN = float("nan")
+
+
+def test_the_shortest_that_trains_is_taken_and_bracketed():
+    found = warmup.judge(rows({0: NAN, 10: 2.4, 100: 0.3, 1000: 0.29}), baseline=0.5, max_train_steps=10_000)
+    assert found.value == 100
+    assert found.interval == (10, 100)
+    assert found.evidence["peak_lr"] == 1.0
+    assert found.caveats == ()
+
+
+def test_the_lengths_beyond_a_twentieth_of_the_run_are_warned_of():
+    found = warmup.judge(rows({10: NAN, 100: 0.3}), max_train_steps=1000)
+    assert "max_train_steps" in found.caveats[0]
+
+
+def test_the_highest_peak_that_opens_counts():
+    found = warmup.judge(rows({10: 0.4, 100: 0.4}, lr=1.0) + rows({10: NAN, 100: 0.3}, lr=10.0))
+    assert (found.value, found.evidence["peak_lr"]) == (100, 10.0)
+
+
+def test_no_warmup_needed_is_a_finding():
+    found = warmup.judge(rows({0: 0.3, 10: 0.3}))
+    assert (found.value, found.evidence["needed"]) == (0, False)
+    assert "No warmup is needed" in found.summary
+
+
+def test_no_warmup_enough_is_a_finding_that_says_what_else():
+    found = warmup.judge(rows({0: NAN, 100: NAN, 1000: 2.4}))
+    assert (found.value, found.evidence["enough"]) == (0, False)
+    assert "clip, or change the model" in found.summary
+
+
+def test_a_peak_that_trains_worse_than_without_is_not_recommended():
+    found = warmup.judge(rows({0: NAN, 100: 0.8}), baseline=0.5)
+    assert (found.value, found.evidence["peak_lr"], found.evidence["opens_with"]) == (0, None, 100)
+
+
+def test_most_seeds_must_train():
+    table = rows({10: 0.3, 100: 0.3}) + rows({10: NAN, 100: 0.3})
+    assert warmup.judge(table).value == 100
+
+
+def test_nothing_tried_cannot_be_told():
+    assert not warmup.judge([]).told
+
+
+def test_a_missing_column_is_named():
+    with pytest.raises(ParameterError, match="warmup_steps"):
+        warmup.judge([{"lr": 1.0, "final": 0.3}])
