@@ -5,7 +5,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,39 +81,43 @@ def cuda_syncs(found: Callable[[list[Place]], Any]) -> Iterator[None]:
 @contextmanager
 def watched(found: Callable[[list[Place]], Any], touched: set[int] | None = None) -> Iterator[None]:
     """Calls that would synchronise, as places; and the storages of every tensor used, by address."""
-    seen: list[str] = []  # the recorded or excused call under way: what runs below it is part of it
+    inside = 0  # recorded or excused calls under way: what runs below them is part of them
 
-    def look(name: str, args: Any, tell: bool) -> None:
-        if touched is not None:
-            touched.update(t.untyped_storage().data_ptr() for t in tree_iter(args) if isinstance(t, Tensor))
-        if tell and not seen:
+    def look(args: Any, *, waits: bool, uses: bool) -> None:
+        if touched is not None and uses:
+            touched.update(address(t) for t in tree_iter(args) if isinstance(t, Tensor))
+        if waits and not inside:
             found(user_place())
 
     class Calls(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal inside
             name, kwargs = getattr(func, "__name__", ""), kwargs or {}
-            look(name, (args, kwargs), name in CALLS)
+            look(args, waits=name in CALLS, uses=name in CALLS - {"cpu"})
+            # On a CPU one_hot checks its classes by value; with their number given no accelerator waits.
             part = name in CALLS or (name == "one_hot" and (len(args) > 1 or "num_classes" in kwargs))
-            seen.extend([name] * part)
+            inside += part
             try:
                 return func(*args, **kwargs)
             finally:
-                del seen[len(seen) - part :]
+                inside -= part
 
     class Operators(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            name = func.overloadpacket.__name__
-            masks = name.startswith("index") and any(
-                getattr(m, "dtype", None) == torch.bool for m in tree_iter(args[1:2])
-            )
-            grows = name == "repeat_interleave" and (kwargs or {}).get("output_size") is None
-            look(name, (args, kwargs), name in OPERATORS or masks or grows)
-            return func(*args, **(kwargs or {}))
+            name, kwargs = func.overloadpacket.__name__, kwargs or {}
+            index = tree_iter(args[1:2]) if name.startswith("index") else ()
+            masks = any(getattr(part, "dtype", None) == torch.bool for part in index)
+            grows = name == "repeat_interleave" and kwargs.get("output_size") is None
+            look((args, kwargs), waits=name in OPERATORS or masks or grows, uses=True)
+            return func(*args, **kwargs)
 
-    with ExitStack() as modes:
-        modes.enter_context(Calls())
-        modes.enter_context(Operators())
+    with Calls(), Operators():
         yield
+
+
+def address(tensor: Tensor) -> int:
+    """Where a tensor's memory begins; 0 where it has none of its own (sparse)."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
 
 
 def user_place() -> list[Place]:

@@ -1,0 +1,293 @@
+"""Does training wait for its data, why, and which loader settings end it (playbook: F1, F2, B4)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workup.errors import ParameterError
+from workup.finding import Finding
+
+#: A step is input-bound when its loader makes it longer by more than this share.
+BOUND = 0.10
+#: Settings this close to the best, or within the sweep's noise, are as good.
+CLOSE = 0.05
+#: A stage is a cause when it takes at least this share of the step, spread over the workers.
+HEAVY = 0.20
+#: An unused field is a cause from this share of a batch's bytes, and this many of them.
+UNUSED_SHARE, UNUSED_BYTES = 0.10, 1 << 20
+SETTINGS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+SECONDS = ("first_batch_seconds", "step_seconds", "stall_seconds", "epoch_step_seconds")
+
+ADVICE = {
+    "slow_read": "reading waits for storage: put the data next to the process (local disk, memory, large shards)",
+    "slow_decode": "reading works hard on the CPU: decode once, offline, and store what comes out",
+    "expensive_transform": "{stage} is costly: do it once, offline, and store what comes out, or do it on the device",
+    "slow_collate": "collating is costly: store what needs no assembling, or take slices of tensors",
+    "slow_transfer": "moving the batch is costly: pin_memory=True, smaller dtypes, fewer fields",
+    "too_few_workers": "more workers prepare batches side by side",
+    "small_prefetch": "a larger prefetch_factor rides out slow batches",
+}
+
+
+def input_bound(speeds: pd.DataFrame, *, batch_size: int) -> Finding:
+    """Whether the step waits for its data, by how much, and what it would reach if it did not.
+
+    Args:
+        speeds: one row a stretch: what (``loader``, ``step``, ``together``), round, step_seconds.
+
+    Returns:
+        ``input_bound``: True, False, or None where the rounds disagree too much. ``interval`` is the range over
+        the rounds of evidence["waiting_share"], the share of a step that is due to its loader.
+
+    Raises:
+        ParameterError: one of the three speeds is missing.
+    """
+    table = speeds.pivot_table(index="round", columns="what", values="step_seconds")
+    if missing := {"loader", "step", "together"} - set(table):
+        raise ParameterError(f"input_bound(speeds=…) has no rows for {', '.join(sorted(missing))}. Measure all three.")
+    share = (1 - table.step / table.together).clip(lower=0).dropna()
+    low, middle, high = float(share.min()), float(share.median()), float(share.max())
+    loader, step, together = (float(table[what].median()) for what in ("loader", "step", "together"))
+    limit = BOUND / (1 + BOUND)
+    clear = low > limit or high < limit
+    told = clear or high - low < 2 * BOUND
+    now, reach = batch_size / together, batch_size / step
+    summary = f"a step takes {ms(together)} with its loader and {ms(step)} on a batch already on the device"
+    if not told:
+        summary = f"Cannot tell whether training waits for data: {low:.0%} to {high:.0%} of a step, round by round."
+    elif middle > limit:
+        summary = f"Input-bound: {summary}; without the wait {reach:,.0f} examples/s in place of {now:,.0f}."
+    else:
+        summary = f"Not input-bound: {summary}."
+    return Finding(
+        name="input_bound",
+        value=middle > limit if told else None,
+        rule="playbook: F1, B4",
+        summary=summary,
+        interval=(low, high),
+        confidence="high" if clear else "low",
+        evidence={
+            "waiting_share": middle,
+            "loader_seconds": loader,
+            "step_seconds": step,
+            "together_seconds": together,
+            "examples_per_second": now,
+            "examples_per_second_unbound": reach,
+            "rounds": len(share),
+        },
+        caveats=("Files that the system still holds in memory are read faster than they will be in a long run.",),
+        settle="" if told else "Measure again on a machine doing nothing else, or with budget='thorough'.",
+    )
+
+
+def by_setting(sweep: pd.DataFrame) -> pd.DataFrame:
+    """Medians over the passes, a row a setting in the order given; failed ones last an infinite time.
+
+    ``noise`` is one number for all: the root mean square of half the relative range between passes.
+    """
+    keys = [*SETTINGS, "batching"]
+    types = {"prefetch_factor": "float64"} | dict.fromkeys(SECONDS, "float64")
+    groups = sweep.reindex(columns=[*keys, *SECONDS]).astype(types).groupby(keys, sort=False, dropna=False)
+    table, spent = groups[list(SECONDS)].median(), groups["epoch_step_seconds"]
+    spread = (spent.max() - spent.min()) / 2 / spent.median()
+    table["noise"] = float(np.sqrt((spread.dropna() ** 2).mean()))
+    return table.reset_index().fillna({"epoch_step_seconds": np.inf})
+
+
+def loader_settings(sweep: pd.DataFrame, *, batch_size: int, collate: bool = False) -> Finding:
+    """The loader options to train with: as fast as the best measured, the user's own if so, else the fewest workers.
+
+    Args:
+        sweep: one row a setting and pass, the first the user's own; columns as ``measure.loader.sweep`` gives them.
+        collate: whether the lines to paste keep a collate_fn.
+
+    Returns:
+        ``loader_settings``: a mapping of options; evidence["lines"] is what to paste.
+    """
+    table = by_setting(sweep)
+    own, choice = table.iloc[0], table[table.batching != "examples"]
+    best = choice.epoch_step_seconds.min()
+    if not np.isfinite(best):
+        return Finding(
+            name="loader_settings",
+            value=None,
+            rule="playbook: F2",
+            summary=f"No loader setting could be measured: {sweep.reason.iloc[0]}",
+            settle="Make the data set and its collate_fn work in one process first.",
+        )
+    good = choice[choice.epoch_step_seconds <= best * (1 + max(CLOSE, own.noise))]
+    chosen = own if own.name in good.index else good.sort_values(["num_workers", "prefetch_factor"]).iloc[0]
+    value = {name: _plain(chosen[name]) for name in SETTINGS}
+    summary = (
+        f"Keep the loader as it is ({describe(own)}): nothing measured beats its {ms(own.epoch_step_seconds)} a step."
+    )
+    if chosen.name != own.name:
+        summary = _instead(chosen, own).capitalize() + "."
+    slow = table.loc[table.batching == "examples", "epoch_step_seconds"].min()
+    caveats = [f"Read by slices here; a DataLoader that collates example by example takes {ms(slow)} a step."]
+    return Finding(
+        name="loader_settings",
+        value=value,
+        rule="playbook: F2",
+        summary=summary,
+        confidence="high" if own.noise < CLOSE else "medium" if own.noise < 4 * CLOSE else "low",
+        evidence={
+            "lines": lines(value, batch_size=batch_size, slices=chosen.batching == "slices", collate=collate),
+            "gain": float(own.epoch_step_seconds / chosen.epoch_step_seconds),
+            "noise": float(own.noise),
+            **{name: float(chosen[name]) for name in SECONDS},
+        },
+        caveats=tuple(caveats if np.isfinite(slow) else []),
+    )
+
+
+def causes(
+    bound: Finding, *, stages: pd.DataFrame, sweep: pd.DataFrame, fields: pd.DataFrame, syncs: pd.DataFrame
+) -> Finding:
+    """What makes training wait, by name, the costliest first, with what to do and what it would save.
+
+    Names: those of ``ADVICE``, where the step is input-bound; ``unused_field`` and ``synchronisation`` always.
+
+    Args:
+        bound: from :func:`input_bound`. The tables are those of ``measure``.
+
+    Returns:
+        ``input_causes``: a list of names; evidence[name] has advice, where, and saves_seconds (a step, at most).
+    """
+    found: dict[str, dict[str, Any]] = {}
+    if bound.value is True:
+        table = by_setting(sweep)
+        found |= _stage_causes(stages, bound.evidence, max(1, int(table.num_workers[0]))) | _setting_causes(table)
+    found |= _unused(fields) | _waits(syncs)
+    names = sorted(found, key=lambda name: -found[name]["saves_seconds"])
+    return Finding(
+        name="input_causes",
+        value=names,
+        rule="playbook: F1, F2",
+        summary="; ".join(found[name]["advice"] for name in names).capitalize() + "."
+        if names
+        else "Nothing stands out.",
+        evidence={name: found[name] for name in names},
+    )
+
+
+def _stage_causes(stages: pd.DataFrame, speeds: Mapping[str, Any], workers: int) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    wait = speeds["together_seconds"] - speeds["step_seconds"]
+    for row in stages.sort_values("batch_seconds").itertuples():
+        cost = row.batch_seconds / (1 if row.kind == "transfer" else workers)
+        if cost >= HEAVY * speeds["together_seconds"]:
+            read = "slow_read" if row.waiting > 0.5 else "slow_decode"
+            name = {"read": read, "transform": "expensive_transform"}.get(row.kind, f"slow_{row.kind}")
+            advice = f"{ADVICE[name].format(stage=row.stage)} ({ms(row.batch_seconds)} a batch)"
+            found[name] = {"advice": advice, "where": row.stage, "saves_seconds": min(cost, wait)}
+    return found
+
+
+def _setting_causes(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Prefetch and workers, each where more of it helps beyond the noise; workers only where prefetch does not do."""
+    own = table.iloc[0]
+    enough = own.epoch_step_seconds * (1 - max(BOUND, 2 * own.noise))
+    deeper = table[(table.num_workers == own.num_workers) & (table.prefetch_factor > own.prefetch_factor)]
+    wider = table[table.num_workers > own.num_workers]
+    found = {}
+    for name, rows in (("small_prefetch", deeper), ("too_few_workers", wider)):
+        best = rows.nsmallest(1, "epoch_step_seconds")
+        if len(best) and best.epoch_step_seconds.iloc[0] < enough:
+            row = best.iloc[0]
+            saves = float(own.epoch_step_seconds - row.epoch_step_seconds)
+            advice = f"{ADVICE[name]}: {_instead(row, own)}"
+            found[name] = {"advice": advice, "where": describe(row), "saves_seconds": saves}
+    if len(found) == 2 and found["small_prefetch"]["saves_seconds"] > 0.8 * found["too_few_workers"]["saves_seconds"]:
+        del found["too_few_workers"]
+    return found
+
+
+def _unused(fields: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    idle = fields[~fields.used.astype(bool) & (fields.share >= UNUSED_SHARE) & (fields.bytes >= UNUSED_BYTES)]
+    if idle.empty:
+        return {}
+    where, size = ", ".join(idle.field), idle.bytes.sum() / 2**20
+    advice = f"drop {where} where examples are made: {size:.1f} MiB a batch that no operator of the step reads"
+    return {"unused_field": {"advice": advice, "where": where, "saves_seconds": float(idle.seconds.sum())}}
+
+
+def _waits(syncs: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    steady = syncs[syncs.per_step >= 1]
+    if steady.empty:
+        return {}
+    where = ", ".join(f"{row.file}:{row.line}" for row in steady.itertuples())
+    advice = f"the host waits for the device at {where}: keep such values on the device and read them now and then"
+    return {"synchronisation": {"advice": advice, "where": where, "saves_seconds": 0.0}}
+
+
+def synchronisation(syncs: pd.DataFrame, *, device: str) -> Finding:
+    """``unintended_syncs``: the number of lines of the step at which the host waits for the device.
+
+    Args:
+        syncs: file, line, function, code, per_step, as found on ``device``.
+    """
+    places = [f"{row.file}:{row.line} ({row.code})" for row in syncs.itertuples()]
+    watched = device.startswith("cuda")
+    cpu = "Found by the calls made: on a CPU they cost nothing, on an accelerator each waits for all that is queued."
+    return Finding(
+        name="unintended_syncs",
+        value=len(places),
+        rule="playbook: F1",
+        summary=f"The step makes the host wait for the device at {'; '.join(places) or 'no line'}.",
+        confidence="high" if watched else "medium",
+        evidence={"places": syncs.to_dict("records")},
+        caveats=() if watched or not places else (cpu,),
+    )
+
+
+def lines(settings: Mapping[str, Any], *, batch_size: int, slices: bool = False, collate: bool = False) -> str:
+    """The DataLoader call to paste.
+
+    >>> print(lines({"num_workers": 2, "prefetch_factor": 4, "pin_memory": False}, batch_size=64))
+    train_loader = torch.utils.data.DataLoader(
+        train_data,
+        batch_size=64,
+        shuffle=True,
+        drop_last=True,
+        num_workers=2,
+        prefetch_factor=4,
+    )
+    """
+    batching = [f"batch_size={batch_size}", "shuffle=True", "drop_last=True"]
+    if slices:  # the tensors are indexed once a batch, not once an example
+        batching = ["batch_size=None", f"sampler=BatchSampler(RandomSampler(train_data), {batch_size}, drop_last=True)"]
+    kept = [f"{name}={value}" for name, value in settings.items() if value or name == "num_workers"]
+    arguments = ["train_data", *batching, *(["collate_fn=collate_fn"] if collate else []), *kept]
+    start = "from torch.utils.data import BatchSampler, RandomSampler\n" if slices else ""
+    return f"{start}train_loader = torch.utils.data.DataLoader(\n" + "".join(f"    {a},\n" for a in arguments) + ")"
+
+
+def describe(setting: Mapping[str, Any] | pd.Series) -> str:
+    """A setting in a few words.
+
+    >>> describe({"num_workers": 2, "prefetch_factor": 4, "pin_memory": False, "persistent_workers": True})
+    '2 workers, prefetch 4, persistent'
+    """
+    count = int(setting["num_workers"])
+    words = [
+        f"{count} worker{'s' * (count != 1)}, prefetch {int(setting['prefetch_factor'])}" if count else "no workers"
+    ]
+    words += [word for name, word in (("persistent_workers", "persistent"), ("pin_memory", "pinned")) if setting[name]]
+    return ", ".join(words)
+
+
+def _instead(row: pd.Series, own: pd.Series) -> str:
+    return f"{describe(row)} takes {ms(row.epoch_step_seconds)} a step, {describe(own)} {ms(own.epoch_step_seconds)}"
+
+
+def ms(seconds: float) -> str:
+    """A duration to read: three digits, in ms or s."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+
+
+def _plain(value: Any) -> Any:
+    """A setting as python has it: flags and whole numbers, None for NaN."""
+    return bool(value) if isinstance(value, (bool, np.bool_)) else None if np.isnan(value) else int(value)

@@ -1,0 +1,206 @@
+"""How fast batches come: the loader alone, the step alone, both together, and other settings (playbook: F1, F2)."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from workup.errors import WorkloadError
+from workup.measure import data, devices
+from workup.measure.state import preserved
+from workup.measure.steps import stepper
+from workup.workload import Workload, size
+
+WHATS = ("loader", "step", "together")
+#: The least turns a stretch is timed over, however slow they are.
+LEAST = 2
+#: Options that a loader without workers refuses.
+WORKERS_ONLY = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
+#: What a sweep varies, and torch's own defaults.
+DEFAULTS: Mapping[str, Any] = {
+    "num_workers": 0,
+    "prefetch_factor": None,
+    "pin_memory": False,
+    "persistent_workers": False,
+}
+
+Step = Callable[[Any], Tensor]
+
+
+class Feed:
+    """Training batches on the device, with the wait for each.
+
+    Attributes:
+        waits: (seconds, whether the batch opened an epoch) of every draw since the last clearing.
+        buffered: batches that may lie ready, drawn before what is timed began.
+    """
+
+    def __init__(self, workload: Workload, batch_size: int, *, seed: int, device: str) -> None:
+        self.loader, self.device = data.loader(workload, batch_size, seed=seed), device
+        self.buffered = self.loader.num_workers * (self.loader.prefetch_factor or 0)
+        self.waits: list[tuple[float, bool]] = []
+        self.iterator: Any = None
+
+    def draw(self) -> Any:
+        """The next batch, over the end of an epoch too.
+
+        Raises:
+            WorkloadError: the data holds no full batch.
+        """
+        began, opens = time.perf_counter(), self.iterator is None
+        batch = None if opens else next(self.iterator, None)
+        if batch is None:
+            opens, self.iterator = True, None  # a loader whose workers do not persist ends them here
+            self.iterator = iter(self.loader)
+            batch = next(self.iterator, None)
+        if batch is None:
+            raise WorkloadError(f"train_data gave no full batch of {self.loader.batch_size}.")
+        batch = data.to_device(batch, self.device)
+        self.waits.append((time.perf_counter() - began, opens))
+        return batch
+
+
+def speeds(
+    workload: Workload, *, batch_size: int, device: str = "cpu", seed: int = 0, rounds: int = 5, seconds: float = 6.0
+) -> pd.DataFrame:
+    """The loader alone, the step alone on a batch held on the device, and both together, interleaved.
+
+    Every stretch first uses up what workers had fetched ahead, and is timed between two waits
+    for the device. What an epoch's first batch takes beyond the others is kept apart.
+
+    Args:
+        seconds: of timed work in all; slow steps take longer, as each stretch has at least two.
+
+    Returns:
+        One row a stretch: what (``loader``, ``step``, ``together``), round, steps, step_seconds (steady),
+        data_seconds (mean wait for a batch), stalls, stall_seconds (mean extra wait at an epoch's start).
+    """
+    rows = []
+    with preserved():
+        step = stepper(workload, device=device, seed=seed)
+        feed = Feed(workload, batch_size, seed=seed, device=device)
+        held = feed.draw()
+        for _ in range(3):
+            step(held)
+        turns: dict[str, Callable[[], Any]] = {
+            "loader": feed.draw,
+            "step": lambda: step(held),
+            "together": lambda: step(feed.draw()),
+        }
+        for index in range(rounds):
+            for offset in range(len(WHATS)):
+                what = WHATS[(index + offset) % len(WHATS)]
+                row = stretch(turns[what], feed, seconds=seconds / rounds / len(WHATS))
+                rows.append({"what": what, "round": index, **row})
+    return pd.DataFrame(rows)
+
+
+def stretch(turn: Callable[[], Any], feed: Feed, *, seconds: float) -> dict[str, Any]:
+    """``turn`` repeated for ``seconds`` after a warm-up that empties the buffer: see :func:`speeds`."""
+    until = time.perf_counter() + seconds
+    for done in range(feed.buffered + 2):
+        turn()
+        if time.perf_counter() > until and done + 1 >= LEAST:
+            break
+    devices.synchronize(feed.device)
+    feed.waits.clear()
+    steps, began = 0, time.perf_counter()
+    while steps < LEAST or time.perf_counter() - began < seconds:
+        turn()
+        steps += 1
+    devices.synchronize(feed.device)
+    total = time.perf_counter() - began
+    waits = np.array([wait for wait, _ in feed.waits])
+    opens = np.array([opens for _, opens in feed.waits], dtype=bool)
+    usual = waits[~opens].mean() if (~opens).any() else waits.mean() if waits.size else 0.0
+    stalls = np.maximum(waits[opens] - usual, 0.0)
+    return {
+        "steps": steps,
+        "step_seconds": (total - stalls.sum()) / steps,
+        "data_seconds": usual,
+        "stalls": stalls.size,
+        "stall_seconds": stalls.mean() if stalls.size else np.nan,
+    }
+
+
+def sweep(
+    workload: Workload,
+    settings: Sequence[Mapping[str, Any]],
+    *,
+    batch_size: int,
+    device: str = "cpu",
+    seed: int = 0,
+    passes: int = 2,
+    seconds: float = 1.0,
+    advance: Callable[[], Any] = lambda: None,
+) -> pd.DataFrame:
+    """The step with its loader under each setting, ``passes`` times in alternating order.
+
+    Args:
+        settings: loader options, each over torch's defaults; the user's collate_fn and the like stay.
+            ``{"collate_fn": default_collate}`` reads example by example what Workup would slice.
+        seconds: timed for each setting and pass; every pass reads in another order.
+        advance: called after each measurement.
+
+    Returns:
+        One row a setting and pass: the options, batching (``slices``, ``examples``, ``collate``), first_batch_seconds,
+        step_seconds (steady), stall_seconds (extra wait at an epoch's start), epoch_step_seconds
+        (stalls shared among the epoch's steps), status (``finished``, ``failed``), reason.
+    """
+    rows = []
+    with preserved():
+        step = stepper(workload, device=device, seed=seed)
+        for index in range(passes):
+            for setting in list(settings)[:: -1 if index % 2 else 1]:
+                variant = with_options(workload, setting)
+                row: dict[str, Any] = {**DEFAULTS, **{key: variant.loader.get(key, DEFAULTS[key]) for key in DEFAULTS}}
+                sliced = data.sliceable(variant)
+                row["batching"] = "slices" if sliced else "examples" if data.sliceable(workload) else "collate"
+                try:
+                    feed = Feed(variant, batch_size, seed=seed + 1 + len(rows), device=device)
+                    row |= _measured(step, feed, seconds, size(workload.train_data), batch_size)
+                except Exception as error:
+                    row |= {"status": "failed", "reason": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+                rows.append({"pass": index, **row})
+                advance()
+    return pd.DataFrame(rows)
+
+
+def with_options(workload: Workload, setting: Mapping[str, Any]) -> Workload:
+    """``workload`` with other loader options; those it has that a sweep does not vary stay."""
+    options = {key: value for key, value in workload.loader.items() if key not in DEFAULTS} | dict(setting)
+    if not options.get("num_workers"):
+        options = {key: value for key, value in options.items() if key not in WORKERS_ONLY}
+    elif options.get("prefetch_factor") is None:
+        options["prefetch_factor"] = 2
+    return dataclasses.replace(workload, loader=options)
+
+
+def _measured(step: Step, feed: Feed, seconds: float, examples: int | None, batch_size: int) -> dict[str, Any]:
+    step(feed.draw())
+    first = feed.waits[0][0]
+    row = stretch(lambda: step(feed.draw()), feed, seconds=seconds)
+    stall = row["stall_seconds"]
+    if np.isnan(stall):  # no epoch ended meanwhile: end one
+        feed.iterator = None
+        feed.waits.clear()
+        step(feed.draw())
+        stall = max(0.0, feed.waits[0][0] - row["data_seconds"])
+    share = stall * batch_size / examples if examples else 0.0
+    return {
+        "first_batch_seconds": first,
+        "step_seconds": row["step_seconds"],
+        "stall_seconds": stall,
+        "epoch_step_seconds": row["step_seconds"] + share,
+        "status": "finished",
+        "reason": "",
+    }
+
+
+#: The setting that reads example by example what Workup would read by slices.
+BY_EXAMPLE: Mapping[str, Any] = {"collate_fn": default_collate}
