@@ -198,7 +198,10 @@ def prescribe(findings: Mapping[str, Finding], *, workload: Any) -> Prescription
         if found.value and found.evidence.get("peak_lr"):
             take("peak_lr", float(found.evidence["peak_lr"]), found)
     if found := told("clip_norm"):
-        take("clip_norm", float(found.value), found)
+        wanted = bool(found.evidence.get("recommended", True))
+        take("clip_norm", float(found.value) if wanted else None, found)
+        if wanted and found.evidence.get("peak_lr") and not given.get("warmup_steps"):
+            take("peak_lr", float(found.evidence["peak_lr"]), found)
     stay = {
         "batch_size": workload.batch_size,
         "peak_lr": workload.lr,

@@ -27,6 +27,7 @@ class Session:
 
     Args:
         notebook: its name.
+        reference: what the workload was found by; a child process finds it again.
         workload, study, device, seed, budget: as its parameters cell says.
         knobs: the notebook's own parameters, None where unset.
         fingerprint: the part of every trial's id that the workload gives.
@@ -35,6 +36,7 @@ class Session:
 
     notebook: str
     workload: Workload
+    reference: str
     study: Study
     device: str
     seed: int
@@ -143,6 +145,7 @@ def start(notebook: str, namespace: Mapping[str, Any]) -> Session:
     return Session(
         notebook=notebook,
         workload=workload,
+        reference=values["workload"],
         study=Study.open(values["study"], workload=workload.name, fingerprint=parts),
         device=device,
         seed=values["seed"],

@@ -23,7 +23,9 @@ def loader(workload: Workload, batch_size: int, *, seed: int) -> DataLoader:
     generator = torch.Generator().manual_seed(seed)
     if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
         return DataLoader(data, batch_size=batch_size, drop_last=True, generator=generator, **workload.loader)
-    sampler = RandomSampler(data, generator=generator)
+    # The loader draws its workers' seeds from one generator and the examples' order from another:
+    # the order is then the same whatever the loader's options.
+    sampler = RandomSampler(data, generator=torch.Generator().manual_seed(seed))
     if sliceable(workload):
         batch_sampler = BatchSampler(sampler, batch_size, drop_last=True)
         return DataLoader(data, batch_size=None, sampler=batch_sampler, generator=generator, **workload.loader)
@@ -66,11 +68,11 @@ def evaluation_batches(
     batch_size = min(batch_size, left)
     if sliceable(workload, data):
         sampler = BatchSampler(SequentialSampler(range(min(left, len(data)))), batch_size, drop_last=False)
-        source = DataLoader(data, batch_size=None, sampler=sampler)
+        source = DataLoader(data, batch_size=None, sampler=sampler, generator=torch.Generator())
     else:
         if size(data) is not None and hasattr(data, "__getitem__"):
             data = torch.utils.data.Subset(data, range(min(left, len(data))))
-        source = DataLoader(data, batch_size=batch_size, **options)
+        source = DataLoader(data, batch_size=batch_size, generator=torch.Generator(), **options)
     for batch in source:
         if left <= 0:
             return

@@ -1,0 +1,67 @@
+"""Which clipping threshold (playbook: E1-E6): the norms, their percentile, the trial with it, tightened."""
+
+import dataclasses
+
+import pandas as pd
+
+from workup.experiments import instability
+from workup.experiments.learning_rate import final_loss
+from workup.experiments.session import Session
+from workup.finding import Finding
+from workup.judge import clipping as judge
+from workup.trace import Trace, Trial
+
+BUDGET = {"smoke": {"steps": 120}, "standard": {"steps": 500}, "thorough": {"steps": 2000}}
+#: From the 90th percentile downwards (playbook: E3, E4).
+PERCENTILES = (90, 75, 50)
+
+
+def plan(session: Session) -> list[Trial]:
+    """The unclipped run at lr*, whose norms set the threshold, and the one at the unstable rate."""
+    lr = session.settle("lr", finding="best_lr", fallback=session.workload.lr)
+    high = session.settle("high_lr", finding="unstable_lr", fallback=2 * lr)
+    size = session.settle("batch_size", finding="recommended_batch_size", fallback=session.workload.batch_size)
+    wanted = session.settle("steps", fallback=BUDGET[session.budget]["steps"])
+    base = Trial(
+        lr=lr,
+        steps=min(int(wanted), session.workload.max_train_steps),
+        batch_size=int(size),
+        seed=session.seed,
+        eval_every=1 if session.workload.eval_data is not None else 0,
+        eval_examples=int(instability.BUDGET[session.budget]["eval_examples"]),
+    )
+    return [base, dataclasses.replace(base, lr=high)]
+
+
+def plan_clipped(session: Session, traces: list[Trace]) -> list[Trial]:
+    """Both rates clipped at the threshold, then the high one ever tighter (playbook: E3, E4)."""
+    calm, high = traces
+    thresholds = [judge.threshold(calm.steps.grad_norm, percentile=p) for p in PERCENTILES]
+    if session.knobs.get("clip_norm"):
+        thresholds = [session.settle("clip_norm", fallback=None)]
+    usable = [float(f"{t:.4g}") for t in thresholds if t is not None and t > 0]
+    if not usable:
+        return []
+    first = dataclasses.replace(calm.trial, clip_norm=usable[0])
+    return [first, *(dataclasses.replace(high.trial, clip_norm=t) for t in dict.fromkeys(usable))]
+
+
+def table(traces: list[Trace]) -> pd.DataFrame:
+    """A row per trace: lr, clip_norm (NaN unclipped), clipped_fraction, stability, final, status."""
+    return pd.DataFrame(
+        {
+            "lr": [t.trial.lr for t in traces],
+            "clip_norm": [float("nan") if t.trial.clip_norm is None else t.trial.clip_norm for t in traces],
+            "clipped_fraction": [float(t.steps.clipped.mean()) if len(t.steps) else float("nan") for t in traces],
+            "stability": [instability.verdict(t).value for t in traces],
+            "final": [final_loss(t) for t in traces],
+            "status": [t.status for t in traces],
+        }
+    )
+
+
+def conclude(session: Session, traces: list[Trace], clipped: list[Trace]) -> tuple[Finding, ...]:
+    """clip_norm and clipped_fraction: from the norms, then corrected by what the trials showed."""
+    proposed = judge.judge(traces[0].steps.grad_norm)
+    chosen = judge.choose(table([*traces, *clipped]), proposed)
+    return session.conclude(*chosen)

@@ -1,0 +1,131 @@
+"""Which learning rate (playbook: C1, C3, C6): plan a sweep, widen it, refine it, judge it."""
+
+import dataclasses
+
+import pandas as pd
+
+from workup.experiments.session import Session
+from workup.finding import Finding
+from workup.judge import learning_rate as judge
+from workup.trace import Trace, Trial
+
+#: steps per trial; factor between coarse and between refined rates as a power of ten; seeds refined with.
+BUDGET = {
+    "smoke": {"steps": 60, "coarse": 1.0, "fine": 0.5, "seeds": 1},
+    "standard": {"steps": 300, "coarse": 0.5, "fine": 0.25, "seeds": 2},
+    "thorough": {"steps": 1000, "coarse": 0.5, "fine": 0.125, "seeds": 3},
+}
+#: The sweep is widened until its best rate has worse ones on both sides, at most so often.
+WIDEN_AT_MOST = 6
+
+
+def plan(session: Session) -> list[Trial]:
+    """The coarse sweep: constant rates a fixed factor apart, around where the user stands."""
+    budget = BUDGET[session.budget]
+    centre = session.settle("lr", fallback=session.workload.lr)
+    wanted = session.settle("steps", fallback=budget["steps"])
+    size = session.settle("batch_size", finding="recommended_batch_size", fallback=session.workload.batch_size)
+    evaluated = session.workload.eval_data is not None
+    steps = min(int(wanted), session.workload.max_train_steps)
+    first = Trial(
+        lr=centre,
+        steps=steps,
+        batch_size=int(size),
+        seed=session.seed,
+        eval_every=max(1, steps // 10) if evaluated else 0,
+        eval_examples=256,
+    )
+    reach = round(1 / budget["coarse"])
+    return [at(first, centre * 10 ** (budget["coarse"] * k)) for k in range(-reach, reach + 1)]
+
+
+def at(trial: Trial, lr: float, **changes: object) -> Trial:
+    """``trial`` at another rate, rounded to 6 digits so that equal rates are the same trial."""
+    return dataclasses.replace(trial, lr=float(f"{lr:.6g}"), **changes)  # type: ignore[arg-type]
+
+
+def widen(session: Session, traces: list[Trace]) -> list[Trace]:
+    """More rates at the ends until the best has a worse one below and an infeasible one above."""
+    factor = 10 ** BUDGET[session.budget]["coarse"]
+    for _ in range(WIDEN_AT_MOST):
+        seen = judge.summary(table(traces))
+        rates, feasible = seen.lr.to_numpy(), seen.feasible.to_numpy(dtype=bool)
+        trial = traces[0].trial
+        if not feasible.any() or seen.best_here.iloc[0]:
+            more = [at(trial, rates[0] / factor), at(trial, rates[0] / factor**2)]
+        elif feasible[-1]:
+            more = [at(trial, rates[-1] * factor)]
+        else:
+            break
+        traces = traces + session.run(more, label=f"widened to {more[-1].lr:.2g}")
+    return traces
+
+
+def refine(session: Session, traces: list[Trace]) -> list[Trace]:
+    """Finer rates between the best and its neighbours and below the edge, with the seeds of the budget."""
+    budget = BUDGET[session.budget]
+    seen = judge.summary(table(traces))
+    if not seen.feasible.any():
+        return traces
+    fine, coarse = 10 ** budget["fine"], 10 ** budget["coarse"]
+    best = float(seen.lr[seen.best_here].iloc[0])
+    edge = float(seen.lr[seen.feasible].max())
+    steps = range(1, round(budget["coarse"] / budget["fine"]))
+    rates = {best, edge, best * fine, best / fine}
+    rates |= {edge * fine**k for k in steps} | {best * coarse, best / coarse}
+    trial = traces[0].trial
+    seeds = range(session.seed, session.seed + budget["seeds"])
+    trials = [at(trial, lr, seed=seed) for lr in sorted(rates) for seed in seeds]
+    known = {trace.trial for trace in traces}
+    return traces + session.run([t for t in dict.fromkeys(trials) if t not in known], label="refined around the best")
+
+
+def table(traces: list[Trace]) -> pd.DataFrame:
+    """A row per trial, sorted by rate: lr, seed, status, final, best, loss (the curve, shape [steps]).
+
+    ``final`` is the mean training loss of the last tenth of the steps, ``best`` the lowest
+    mean over a window that long.
+    """
+    rows = []
+    for trace in traces:
+        means = _smooth(trace)
+        rows.append(
+            {
+                "lr": trace.trial.lr,
+                "seed": trace.trial.seed,
+                "status": trace.status,
+                "final": final_loss(trace),
+                "best": float(means.min()),
+                "loss": trace.steps.loss.to_numpy(),
+            }
+        )
+    return pd.DataFrame(rows).sort_values(["lr", "seed"], ignore_index=True)
+
+
+def _smooth(trace: Trace) -> pd.Series:
+    return trace.steps.loss.rolling(max(1, trace.trial.steps // 10)).mean()
+
+
+def final_loss(trace: Trace) -> float:
+    """Mean training loss over the last tenth of the trial's steps; NaN where it ended before."""
+    means = _smooth(trace)
+    return float(means.iloc[-1]) if len(means) == trace.trial.steps else float("nan")
+
+
+def conclude(session: Session, traces: list[Trace]) -> tuple[Finding, ...]:
+    """best_lr, lr_at_edge and unstable_lr, each with the horizon it holds at."""
+    trials = table(traces)
+    steps, of = traces[0].trial.steps, session.workload.max_train_steps
+    horizon = (
+        f"Measured at {steps:,} of {of:,} steps and a constant rate; the best rate of a longer run is often lower.",
+        f"Holds for batch size {traces[0].trial.batch_size} and the present optimizer (playbook: B11).",
+    )
+    found = (judge.judge(trials), judge.edge(trials), judge.unstable(trials))
+    return session.conclude(
+        *(
+            dataclasses.replace(
+                f, evidence={**f.evidence, "horizon_steps": steps}, caveats=(*f.caveats, *(horizon if i == 0 else ()))
+            )
+            for i, f in enumerate(found)
+        )
+    )

@@ -1,0 +1,95 @@
+"""How much warmup (playbook: D1-D6): peaks far above the unstable rate, ramps an order of magnitude apart."""
+
+import dataclasses
+
+import pandas as pd
+
+from workup.experiments import instability
+from workup.experiments.learning_rate import at, final_loss
+from workup.experiments.session import Session
+from workup.finding import Finding
+from workup.judge import warmup as judge
+from workup.trace import Trace, Trial
+
+#: The longest ramp tried, in steps; never over a tenth of max_train_steps (playbook: D4).
+BUDGET = {"smoke": {"longest": 40}, "standard": {"longest": 300}, "thorough": {"longest": None}}
+#: Peaks tried, as shares of base_factor x unstable_lr (playbook: D2 asks for the whole of it).
+PEAKS = (0.1, 10**-0.5, 1.0)
+#: Steps after the ramp, as a multiple of the longest ramp (playbook: D3).
+POST_WARMUP = 2
+
+
+def plan(session: Session) -> list[Trial]:
+    """Every ramp with every peak, then constant; the last trial is lr* without a ramp, to compare with.
+
+    All take equally many steps (the longest ramp and twice as many after it), so that their
+    final losses can be compared.
+    """
+    own = session.workload
+    lr = session.settle("lr", finding="best_lr", fallback=own.lr)
+    unstable = session.settle("unstable_lr", finding="unstable_lr", fallback=lr)
+    factor = session.settle("base_factor", fallback=10.0)
+    size = session.settle("batch_size", finding="recommended_batch_size", fallback=own.batch_size)
+    tenth = max(1, own.max_train_steps // 10)
+    cap = session.settle("longest_warmup", fallback=BUDGET[session.budget]["longest"] or tenth)
+    longest = min(int(cap), tenth)
+    base = Trial(lr=lr, steps=longest * (1 + POST_WARMUP), batch_size=int(size), seed=session.seed)
+    lengths = [0, *(10**k for k in range(1, 7) if 10**k < longest), longest]
+    peaks = [unstable * factor * share for share in PEAKS]
+    return [at(base, peak, warmup_steps=length) for peak in peaks for length in lengths] + [base]
+
+
+def refine(session: Session, traces: list[Trace]) -> list[Trace]:
+    """Two lengths between the shortest that works and the next shorter one (playbook: D4); none on smoke."""
+    found = best(session, traces)
+    if session.budget == "smoke" or not found.told or not found.interval or not found.evidence["peak_lr"]:
+        return traces
+    low, high = max(found.interval[0], 1.0), found.interval[1]
+    lengths = {round(low * (high / low) ** share) for share in (1 / 3, 2 / 3)} - {round(low), round(high)}
+    base = traces[-1].trial
+    trials = [at(base, found.evidence["peak_lr"], warmup_steps=length) for length in sorted(lengths)]
+    return [*session.run(trials, label="refined around the shortest that works"), *traces]
+
+
+def table(traces: list[Trace]) -> pd.DataFrame:
+    """A row per trial: warmup_steps, lr (the peak), seed, status, stability, final, loss (the curve)."""
+    rows = []
+    for trace in traces:
+        trial = trace.trial
+        rows.append(
+            {
+                "warmup_steps": trial.warmup_steps,
+                "lr": trial.lr,
+                "seed": trial.seed,
+                "status": trace.status,
+                "stability": instability.verdict(trace).value,
+                "final": final_loss(trace),
+                "loss": trace.steps.loss.to_numpy(),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def best(session: Session, traces: list[Trace]) -> Finding:
+    """The verdict on the peak that trains to the lowest loss, of those a ramp opens."""
+    rows, baseline = table(traces[:-1]), final_loss(traces[-1])
+    known = {
+        "baseline": baseline if baseline == baseline else None,
+        "unstable_lr": session.sources["unstable_lr"]["value"],
+        "max_train_steps": session.workload.max_train_steps,
+    }
+    each = [judge.judge(group, **known) for _, group in rows.groupby("lr")]
+    useful = [found for found in each if found.value and found.evidence["peak_lr"]]
+    return min(useful, key=lambda found: found.evidence["final"]) if useful else judge.judge(rows, **known)
+
+
+def conclude(session: Session, traces: list[Trace]) -> tuple[Finding, ...]:
+    """warmup_steps, with the peak_lr it opens, how far the whole factor was reached, and the schedule's new length."""
+    found = best(session, traces)
+    total = session.workload.max_train_steps + int(found.value or 0)
+    caveats = found.caveats
+    longest = max(trace.trial.warmup_steps for trace in traces)
+    if longest < session.workload.max_train_steps // 10:
+        caveats = (*caveats, f"Ramps up to {longest} steps were tried, short of a tenth of max_train_steps (D4).")
+    evidence = {**found.evidence, "prepended_total_steps": total, "baseline_lr": traces[-1].trial.lr}
+    return session.conclude(dataclasses.replace(found, evidence=evidence, caveats=caveats))

@@ -1,0 +1,89 @@
+"""Which settings end better, by each run's best checkpoint chosen afterwards (playbook: F4)."""
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from workup.finding import Finding
+
+RULE = "playbook: F4, D5"
+#: Student's t, two-sided 95%, by degrees of freedom; past the table the normal's 1.96.
+_T95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+def mean_interval(values: np.ndarray) -> tuple[float, float]:
+    """95% interval of the mean of a few values, shape [n >= 2], by Student's t.
+
+    Example:
+        >>> [round(v, 3) for v in mean_interval(np.array([1.0, 2.0, 3.0]))]
+        [-0.484, 4.484]
+    """
+    n = len(values)
+    half = (_T95[n - 2] if n - 2 < len(_T95) else 1.96) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    centre = float(np.mean(values))
+    return centre - half, centre + half
+
+
+def judge(runs: pd.DataFrame) -> Finding:
+    """How much lower the prescribed settings' best evaluation loss is than the present ones'.
+
+    Args:
+        runs: columns ``settings`` ("present" or "prescribed"), ``seed``, ``best`` (lowest
+            evaluation loss of the run; NaN where it has none) and ``best_step``.
+
+    Returns:
+        ``improvement``: present minus prescribed, paired by seed, with its 95% interval;
+        cannot tell where the interval holds 0 or there are fewer than two pairs.
+    """
+    wide = runs.pivot_table(index="seed", columns="settings", values="best", dropna=False)
+    for group in ("present", "prescribed"):
+        if group not in wide:
+            wide[group] = np.nan
+    pairs = wide.replace([np.inf, -np.inf], np.nan)
+    failed = {group: int(pairs[group].isna().sum()) for group in ("present", "prescribed")}
+    pairs = pairs.dropna()
+    evidence = {
+        "present": wide["present"].tolist(),
+        "prescribed": wide["prescribed"].tolist(),
+        "seeds": [int(seed) for seed in wide.index],
+        "failed_runs": failed,
+    }
+    if failed["prescribed"] == len(wide):
+        summary = "No run with the prescribed settings gave a finite evaluation loss: keep the present ones."
+        return _cannot(summary, "Look at the prescribed runs' traces.", evidence)
+    if failed["present"] == len(wide):
+        return Finding(
+            name="improvement",
+            value=float("inf"),
+            rule=RULE,
+            summary="The present settings never train; the prescribed ones do.",
+            confidence="high",
+            evidence=evidence,
+        )
+    if len(pairs) < 2:
+        return _cannot("Fewer than two pairs of runs to compare.", "Run at least two seeds of each.", evidence)
+    gains = (pairs["present"] - pairs["prescribed"]).to_numpy()
+    low, high = mean_interval(gains)
+    gain = float(gains.mean())
+    numbers = f"{pairs['prescribed'].mean():.4g} against {pairs['present'].mean():.4g}"
+    if low <= 0 <= high:
+        summary = f"No difference that {len(pairs)} seeds can show: best evaluation loss {numbers} as it is now."
+        return _cannot(summary, "Run more seeds, or the full number of steps.", {**evidence, "interval": (low, high)})
+    better = "lower" if gain > 0 else "HIGHER"
+    return Finding(
+        name="improvement",
+        value=gain,
+        unit="evaluation loss",
+        interval=(low, high),
+        rule=RULE,
+        summary=f"The prescribed settings reach a {better} best evaluation loss: {numbers} as it is now.",
+        confidence="high" if len(pairs) >= 5 else "medium",
+        evidence=evidence,
+    )
+
+
+def _cannot(summary: str, settle: str, evidence: dict) -> Finding:
+    return Finding(
+        name="improvement", value=None, rule=RULE, summary=summary, confidence="low", evidence=evidence, settle=settle
+    )
