@@ -1,10 +1,8 @@
 """Which clipping threshold do the gradient norms suggest, and is there anything to clip? (playbook: E)"""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pandas as pd
 
 from workup.errors import ParameterError
@@ -127,69 +125,17 @@ def choose(trials: pd.DataFrame, proposed: Finding) -> tuple[Finding, Finding]:
         row = held.iloc[-1]
         value, share = float(row["clip_norm"]), float(row["clipped_fraction"])
         pays = len(calm) > 0 and row["final"] < calm["final"].min()
-        facts |= {"final": float(row["final"]), "peak_lr": facts["high_lr"] if pays else None}
+        facts |= {
+            "final": float(row["final"]),
+            "peak_lr": facts["high_lr"] if pays else None,
+            "recommended": share <= 0.5,
+        }
         text = f"Clipping at {value:.3g} makes lr {facts['high_lr']:.3g} stable, with {share:.0%} of steps clipped."
     caveats = (AGGRESSIVE,) if share > 0.5 else ()
     common = {"rule": RULE, "caveats": (*proposed.caveats, *caveats), "confidence": "medium"}
     clip = Finding(name="clip_norm", value=value, summary=text, evidence=facts, settle=settle, **common)
     told = f"{share:.0%} of updates are clipped at the threshold chosen."
     return clip, Finding(name="clipped_fraction", value=share, summary=told, evidence={"clip_norm": value}, **common)
-
-
-def threshold(grad_norm: Any, *, percentile: float) -> float | None:
-    """That percentile of the finite norms, or None where none is finite and above 0 (playbook: E3)."""
-    norms = curve(grad_norm, "grad_norm")
-    good = norms[np.isfinite(norms)]
-    value = float(np.percentile(good, percentile)) if len(good) else 0.0
-    return value if value > 0 else None
-
-
-def choose(trials: pd.DataFrame, proposed: Finding) -> tuple[Finding, Finding]:
-    """The threshold after trying it (playbook: E4, E5, E6).
-
-    Args:
-        trials: in this order the rate at hand unclipped, a high rate unclipped, the rate at hand
-            clipped at the proposed threshold, and the high rate ever tighter; columns ``lr``,
-            ``clip_norm`` (NaN unclipped), ``clipped_fraction``, ``stability``, ``final``.
-        proposed: what :func:`judge` says of the first trial's norms.
-
-    Returns:
-        ``clip_norm``, whose evidence says whether it is ``recommended`` and, where clipping opens
-        the high rate to a lower loss, that rate as ``peak_lr``; and ``clipped_fraction`` there.
-    """
-    rows = trials.to_dict("records")
-    if not proposed.told or len(rows) < 4:
-        return proposed, _share(None, "No clipped trial was run.")
-    calm, high, gentle, tightened = rows[0], rows[1], rows[2], rows[3:]
-    cured = [row for row in tightened if high["stability"] != "stable" and row["stability"] == "stable"]
-    row = cured[0] if cured else gentle
-    share = float(row["clipped_fraction"])
-    costs = gentle["final"] - calm["final"]
-    harmless = gentle["stability"] == "stable" and costs <= 0.02 * abs(calm["final"])
-    recommended = share <= 0.5 and (bool(cured) or (proposed.evidence["helps"] and harmless))
-    opens = cured and recommended and row["final"] < calm["final"]
-    if cured:
-        text = f"Clipped at {row['clip_norm']:.3g}, lr {row['lr']:.3g} trains stably ({high['stability']} without)."
-        text += "" if recommended else f" But {share:.0%} of its steps are clipped: lower the learning rate instead."
-    elif recommended:
-        text = f"{proposed.summary} It costs nothing at lr {calm['lr']:.3g}."
-    elif proposed.evidence["helps"] and high["stability"] == "stable":
-        text = f"Clipping at {row['clip_norm']:.3g} cuts outliers but ends at a worse loss: leave it off."
-    elif high["stability"] == "stable":
-        text = "Nothing to clip: the norms have no outliers and the high rate is stable without."
-    else:
-        text = f"No threshold down to {tightened[-1]['clip_norm']:.3g} makes lr {high['lr']:.3g} stable: lower it."
-    evidence = {**proposed.evidence, "recommended": recommended, "peak_lr": row["lr"] if opens else None}
-    evidence |= {"final": row["final"], "final_unclipped": calm["final"], "stability_unclipped": high["stability"]}
-    found = dataclasses.replace(proposed, value=float(row["clip_norm"]), summary=text, evidence=evidence)
-    return found, _share(
-        share, f"At {row['clip_norm']:.3g}, {share:.0%} of the steps at lr {row['lr']:.3g} are clipped."
-    )
-
-
-def _share(share: float | None, summary: str) -> Finding:
-    settle = "" if share is not None else "Train with the proposed threshold."
-    return Finding(name="clipped_fraction", value=share, rule="playbook: E5", summary=summary, settle=settle)
 
 
 def clipped_fraction(grad_norm: Any, threshold: float) -> float:
