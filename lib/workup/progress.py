@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-#: Without a bar, a stage is silent for so long, and then speaks at most so often [s].
+#: Without a bar a stage is silent for so long, and then speaks at most so often [s].
 SILENT_SECONDS, EVERY_SECONDS = 10.0, 15.0
 
 
@@ -22,25 +22,20 @@ class Progress:
     def advance(self, n: int = 1, note: str = "") -> None:
         """``n`` more parts are done; ``note`` says what the last one was."""
         self.done += n
-        line = f"{self.done} of {self.total} {self.unit}{self._left()}" + (f" ({note})" if note else "")
-        now = self._clock()
+        now, left = self._clock(), self.total - self.done
+        wait = f", about {spell((now - self._begin) / self.done * left)} left" if self.done and left > 0 else ""
+        line = f"{self.label}: {self.done} of {self.total} {self.unit}{wait}" + (f" ({note})" if note else "")
         if self._bar:
             self._bar.show(self.done, line)
-        elif now - self._spoken >= EVERY_SECONDS and self.done < self.total:
+        elif now - self._spoken >= EVERY_SECONDS and left > 0:
             self._spoken = now
-            print(f"{self.label}: {line}", flush=True)
+            print(line, flush=True)
 
-    def _left(self) -> str:
-        """The time left, supposing that the parts to come take as long as those done."""
-        if not 0 < self.done < self.total:
-            return ""
-        return f", about {spell((self._clock() - self._begin) / self.done * (self.total - self.done))} left"
-
-    def close(self, *, complete: bool) -> None:
+    def close(self) -> None:
         """The stage's one line: it takes the bar's place, so that a saved notebook holds text."""
-        took = spell(self._clock() - self._begin)
-        counted = f"{self.done} {self.unit}" if complete else f"stopped after {self.done} of {self.total} {self.unit}"
-        line = f"{self.label}: {counted} in {took}"
+        whole = self.done >= self.total
+        counted = f"{self.done} {self.unit}" if whole else f"stopped after {self.done} of {self.total} {self.unit}"
+        line = f"{self.label}: {counted} in {spell(self._clock() - self._begin)}"
         if self._bar:
             self._bar.replace(line)
         else:
@@ -48,7 +43,7 @@ class Progress:
 
 
 class _Bar:
-    """ipywidgets' progress bar under a display id, so that text can replace it."""
+    """ipywidgets' bar under a display id, so that text can replace it."""
 
     def __init__(self, total: int, label: str) -> None:
         import ipywidgets
@@ -56,17 +51,14 @@ class _Bar:
 
         self._bar = ipywidgets.IntProgress(max=max(total, 1))
         self._text = ipywidgets.Label(value=label)
-        self._label = label
         self._box = ipywidgets.HBox([self._bar, self._text])
         self._handle: Any = display(self._box, display_id=True)
 
     def show(self, done: int, line: str) -> None:
-        self._bar.value = done
-        self._text.value = f"{self._label}: {line}"
+        self._bar.value, self._text.value = done, line
 
     def replace(self, line: str) -> None:
-        if self._handle is not None:
-            self._handle.update({"text/plain": line}, raw=True)
+        self._handle.update({"text/plain": line}, raw=True)
         for widget in (self._box, self._bar, self._text):
             widget.close()
 
@@ -75,7 +67,7 @@ class _Bar:
 def progress(
     total: int, label: str, *, unit: str = "trials", clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Progress]:
-    """Show how a stage of ``total`` parts goes on, and at its end how long it took, also where it was interrupted.
+    """Show how a stage of ``total`` parts goes on, and at its end (also an early one) how long it took.
 
     Example:
         >>> with progress(2, "sweep", clock=lambda: 0.0) as stage:
@@ -85,19 +77,17 @@ def progress(
     stage = Progress(total, label, unit, clock)
     try:
         yield stage
-    except BaseException:
-        stage.close(complete=False)
-        raise
-    stage.close(complete=stage.done >= total)
+    finally:
+        stage.close()
 
 
 def spell(seconds: float) -> str:
     """A duration in words.
 
-    >>> [spell(s) for s in (12.34, 75, 7260)]
-    ['12.3 s', '1 min 15 s', '2 h 1 min']
+    >>> [spell(s) for s in (12.34, 59.97, 75, 7260)]
+    ['12.3 s', '1 min 0 s', '1 min 15 s', '2 h 1 min']
     """
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,35 +1,43 @@
 """Findings as cards in a notebook, as text in a terminal, and as the short table of recommendations."""
 
-import html
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from workup.finding import Finding
 from workup.study import Study
 
-#: Colours of how sure: background and text, readable on light and on dark. The word stands beside them.
+#: Background and ink of how sure, told apart by the colour-blind, on light and dark pages; the word stands inside.
 COLOURS = {"high": ("#00704F", "#FFF"), "medium": ("#E69F00", "#000"), "low": ("#B84A00", "#FFF")}
 UNTOLD = ("#5A5A5A", "#FFF")
 NAMES = {
     "best_lr": "Best learning rate",
     "lr_at_edge": "Best rate at the edge of instability",
     "unstable_lr": "Unstable from learning rate",
-    "peak_lr": "Peak learning rate",
     "clip_norm": "Clipping threshold",
     "clipped_fraction": "Share of steps clipped",
     "input_bound": "Bound by its input",
-    "warmup_steps": "Warmup",
     "max_feasible_batch_size": "Largest feasible batch size",
     "saturation_batch_size": "Throughput saturates at batch size",
 }
-SETTINGS = {
-    "batch_size": "recommended_batch_size",
-    "peak_lr": "best_lr",
-    "warmup_steps": "warmup_steps",
-    "clip_norm": "clip_norm",
+#: Which findings may answer for a setting of the prescription.
+ANSWERS = {
+    "batch_size": ("recommended_batch_size",),
+    "peak_lr": ("best_lr", "warmup_steps", "clip_norm"),
+    "warmup_steps": ("warmup_steps",),
+    "clip_norm": ("clip_norm",),
 }
+# Inline styles: a style sheet in an output would be dropped by an untrusted notebook.
+CARD = """<div class="card" style="border:1px solid rgba(128,128,128,.45);border-left:6px solid {back};
+border-radius:6px;padding:10px 16px;margin:10px 0;max-width:46em;line-height:1.45"><div style="font-size:.9em">{name}
+<span style="float:right;background:{back};color:{ink};border-radius:9px;padding:1px 10px">{sure}</span></div>
+<div style="font-size:1.5em;font-weight:600;margin:2px 0 4px">{answer}</div>
+<div>{summary} <span style="opacity:.7">({rule})</span></div>{more}</div>"""
+FOLDED = """<details style="margin-top:6px"><summary style="cursor:pointer">evidence</summary>
+<table style="font-size:.9em;margin:0;color:inherit">{rows}</table></details>"""
+ROW = """<tr><td style="text-align:left;vertical-align:top">{}</td>
+<td style="text-align:left;white-space:normal;overflow-wrap:anywhere">{}</td></tr>"""
 
 
 def title(name: str) -> str:
@@ -44,36 +52,40 @@ def title(name: str) -> str:
 def spell(value: Any, unit: str = "") -> str:
     """A value as one would say it, its unit behind.
 
-    >>> spell(0.031623, ""), spell(True), spell(4096, "examples"), spell("mid_recovered"), spell((0.01, 0.1))
-    ('0.0316', 'yes', '4,096 examples', 'mid, recovered', '0.01 to 0.1')
+    >>> spell(0.031623), spell(True), spell(4096, "examples"), spell("mid_recovered"), spell((0.01, 0.1))
+    ('0.0316', 'yes', '4,096 examples', 'mid recovered', '0.01 to 0.1')
+    >>> spell([{"begin": 3, "size": 9.1234}, None])
+    'begin 3, size 9.12; none'
     """
-    if isinstance(value, (tuple, list)) and len(value) == 2:
-        return f"{spell(value[0])} to {spell(value[1], unit)}"
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, str):
-        words = value.replace("_recovered", ", recovered").replace("_", " ")
+    if isinstance(value, tuple) and len(value) == 2:
+        words = f"{spell(value[0])} to {spell(value[1])}"
+    elif isinstance(value, Mapping):
+        words = ", ".join(f"{key} {spell(item)}" for key, item in value.items())
+    elif isinstance(value, (list, tuple)):
+        words = ("; " if any(isinstance(item, Mapping) for item in value) else ", ").join(map(spell, value))
+    elif value is None or isinstance(value, bool):
+        words = {None: "none", True: "yes", False: "no"}[value]
     elif isinstance(value, (int, float)):
-        plain = f"{value:,.0f}" if abs(value) >= 1000 and value == round(value) else f"{value:.3g}"
-        words = f"{value:,}" if isinstance(value, int) else plain
+        words = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     else:
-        words = json.dumps(value, default=str)
+        words = str(value).replace("_", " ")
     return f"{words} {unit}".rstrip()
 
 
+def sure(finding: Finding) -> str:
+    """How sure, in words."""
+    return f"{finding.confidence} confidence" if finding.told else "cannot tell"
+
+
 def answer(finding: Finding) -> str:
-    """Value, unit and interval, or that it cannot be told."""
-    if not finding.told:
-        return "cannot tell"
+    """Value, unit and interval; or that there is none to tell."""
     around = f" ({spell(finding.interval)})" if finding.interval is not None else ""
-    return spell(finding.value, finding.unit) + around
+    return spell(finding.value, finding.unit) + around if finding.told else "cannot tell"
 
 
 @dataclass(frozen=True)
 class Cards:
-    """Findings to look at: HTML in JupyterLab and in the report, Markdown or text elsewhere."""
+    """Findings to look at: HTML in JupyterLab and in the report, text elsewhere."""
 
     findings: tuple[Finding, ...]
 
@@ -81,10 +93,13 @@ class Cards:
         return "".join(_html(finding) for finding in self.findings) or "<p>No finding yet.</p>"
 
     def _repr_markdown_(self) -> str:
-        return "\n\n".join(_text(finding, mark="**") for finding in self.findings) or "No finding yet."
+        return "\n\n".join(f"- **{heading}**" + "  \n  ".join(["", *rest]) for heading, *rest in self._lines())
 
     def __repr__(self) -> str:
-        return "\n\n".join(_text(finding) for finding in self.findings) or "No finding yet."
+        return "\n".join("\n  ".join(lines) for lines in self._lines())
+
+    def _lines(self) -> list[list[str]]:
+        return [_text(finding) for finding in self.findings] or [["No finding yet."]]
 
 
 def cards(findings: Finding | Iterable[Finding] | Mapping[str, Finding]) -> Cards:
@@ -100,73 +115,56 @@ def cards(findings: Finding | Iterable[Finding] | Mapping[str, Finding]) -> Card
     return Cards(tuple(findings.values() if isinstance(findings, Mapping) else findings))
 
 
-def _text(finding: Finding, *, mark: str = "") -> str:
-    sure = f"{finding.confidence} confidence" if finding.told else "not told"
-    lines = [f"{mark}{title(finding.name)}: {answer(finding)}{mark} [{sure}]"]
-    lines.append(f"{finding.summary} ({finding.rule})")
-    lines += [f"To settle it: {finding.settle}"] * bool(finding.settle and not finding.told)
-    lines += [f"But: {caveat}" for caveat in finding.caveats]
-    return ("  \n" if mark else "\n  ").join(lines)
+def _more(finding: Finding) -> list[str]:
+    settle = [f"To settle it: {finding.settle}"] if finding.settle and not finding.told else []
+    return settle + [f"But: {caveat}" for caveat in finding.caveats]
+
+
+def _text(finding: Finding) -> list[str]:
+    heading = f"{title(finding.name)}: {answer(finding)} [{sure(finding)}]"
+    return [heading, f"{finding.summary} ({finding.rule})", *_more(finding)]
 
 
 def _html(finding: Finding) -> str:
-    safe = html.escape
     back, ink = COLOURS[finding.confidence] if finding.told else UNTOLD
-    sure = f"{finding.confidence} confidence" if finding.told else "cannot tell"
-    parts = [
-        f'<div style="border:1px solid rgba(128,128,128,.45);border-left:6px solid {back};border-radius:6px;'
-        'padding:10px 16px;margin:10px 0;max-width:46em;color:inherit;line-height:1.45">',
-        f'<div style="font-size:.9em;opacity:.85">{safe(title(finding.name))}'
-        f'<span style="float:right;background:{back};color:{ink};border-radius:9px;padding:1px 10px">{sure}</span></div>',
-        f'<div style="font-size:1.5em;font-weight:600;margin:2px 0 4px">{safe(answer(finding))}</div>',
-        f'<div>{safe(finding.summary)} <span style="opacity:.7">({safe(finding.rule)})</span></div>',
-    ]
-    if finding.settle and not finding.told:
-        parts.append(f'<div style="margin-top:6px"><b>To settle it:</b> {safe(finding.settle)}</div>')
-    if finding.caveats:
-        items = "".join(f"<li>{safe(caveat)}</li>" for caveat in finding.caveats)
-        parts.append(f'<ul style="margin:6px 0 0 1.2em;padding:0">{items}</ul>')
-    if finding.evidence:
-        rows = "".join(
-            f'<tr><td style="padding:1px 14px 1px 0;text-align:left;vertical-align:top">{safe(key.replace("_", " "))}'
-            f'</td><td style="text-align:left;word-break:break-word">{safe(_evidence(value))}</td></tr>'
-            for key, value in finding.evidence.items()
-        )
-        parts.append(
-            '<details style="margin-top:6px"><summary style="cursor:pointer">evidence</summary>'
-            f'<table style="font-size:.9em;border-collapse:collapse">{rows}</table></details>'
-        )
-    return "".join(parts) + "</div>"
+    more = "".join(f'<div style="margin-top:4px">{escape(line)}</div>' for line in _more(finding))
+    rows = [ROW.format(escape(key.replace("_", " ")), escape(_short(v))) for key, v in finding.evidence.items()]
+    texts = {"name": title(finding.name), "sure": sure(finding), "answer": answer(finding)}
+    texts |= {"summary": finding.summary, "rule": finding.rule}
+    more += FOLDED.format(rows="".join(rows)) if rows else ""
+    return CARD.format(back=back, ink=ink, more=more, **{key: escape(text) for key, text in texts.items()})
 
 
-def _evidence(value: Any, most: int = 300) -> str:
+def _short(value: Any, most: int = 300) -> str:
     words = spell(value)
     return words if len(words) <= most else f"{words[:most]} … ({len(value)} in all)"
 
 
-def recommendations(findings: Study | Mapping[str, Finding]) -> str:
-    """The settings, and then what else was found, as a text table: setting, value, how sure, from.
+def recommended(findings: Study | Mapping[str, Finding]) -> list[tuple[str, ...]]:
+    """The settings of the study's prescription, then every finding that is none of them, under a header.
 
-    Of a study, the settings are its prescription's, those that stay as they were included.
+    Columns: setting, value, interval, how sure, from.
     """
-    written = findings.prescription() if isinstance(findings, Study) else None
-    found = findings.findings() if isinstance(findings, Study) else dict(findings)
-    rows = [("setting", "value", "interval", "how sure", "from")]
-    for setting, name in SETTINGS.items():
-        finding = found.get(name)
-        if written is None and finding is not None:
-            rows.append(_row(setting, finding))
-        elif written is not None:
-            source = written["sources"].get(setting, "as you have it")
-            own = finding is not None and (finding.told and spell(finding.value) == spell(written[setting]))
-            row = _row(setting, finding) if own and finding is not None else (setting, "", "", "", "")
-            rows.append((setting, spell(written[setting]), *row[2:4], source))
-    rows += [_row(title(n), finding) for n, finding in found.items() if n not in SETTINGS.values()]
-    if len(rows) == 1:
-        return "No finding yet: run a notebook, or `workup run`."
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+    found = findings.findings() if isinstance(findings, Study) else findings
+    written = (findings.prescription() if isinstance(findings, Study) else None) or {"sources": {}}
+    rows: list[tuple[str, ...]] = [("setting", "value", "interval", "how sure", "from")]
+    rest = dict(found)
+    for setting, source in written["sources"].items():
+        by = [found[n] for n in ANSWERS[setting] if n in found and source.startswith(found[n].experiment or n)]
+        row = _row(setting, by[0]) if by else ("",) * 5
+        same = bool(by) and spell(by[0].value) == spell(written[setting])
+        rows.append((setting, spell(written[setting]), row[2] if same else "", row[3], source))
+        if same:
+            rest.pop(by[0].name, None)
+    return rows + [_row(title(name), finding) for name, finding in rest.items()]
+
+
+def recommendations(findings: Study | Mapping[str, Finding]) -> str:
+    """:func:`recommended` as text for a terminal."""
+    rows = recommended(findings)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows.insert(1, tuple("-" * width for width in widths))
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def _row(name: str, finding: Finding) -> tuple[str, str, str, str, str]:
