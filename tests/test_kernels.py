@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+
 from workup import kernels
 from workup.errors import DeviceError
 

@@ -10,6 +10,7 @@ import time
 
 import nbformat
 import pytest
+
 from workup import notebooks, workbook
 from workup.errors import DeviceError, ParameterError
 from workup.study import Study
@@ -192,12 +193,13 @@ def test_ctrl_c_reaches_the_kernel_keeps_what_it_measured_and_stops_the_workbook
     write(books, "04_learning_rate", "print('not reached')")
 
     def press():
-        while not begun.exists():
+        deadline = time.monotonic() + 60
+        while not begun.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGINT)
 
-    pressing = threading.Thread(target=press)
+    pressing = threading.Thread(target=press, daemon=True)
     pressing.start()
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):

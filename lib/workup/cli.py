@@ -79,8 +79,7 @@ def _run(plan: dict[str, dict[str, Any]], study: "Study", kernel: str | None) ->
     from workup import workbook
 
     failed = []
-    out = click.get_text_stream("stdout")
-    ended = workbook.run(plan, study=study, kernel=kernel, out=out)
+    ended = workbook.run(plan, study=study, kernel=kernel, out=sys.stdout)
     try:
         for number, name in enumerate(plan, 1):
             click.echo(f"[{number}/{len(plan)}] {name}")

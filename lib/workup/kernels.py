@@ -80,10 +80,14 @@ def manager(name: str | None) -> Any:
     Raises:
         DeviceError: no kernel of that name, or not one for Python.
     """
+    import zmq
     from jupyter_client.manager import AsyncKernelManager
 
+    # without it, other users of the machine could read the kernel's loopback traffic
+    private: dict[str, Any] = {"transport_encryption": "auto" if zmq.has("curve") else "disabled"}
     if name is None:
-        return AsyncKernelManager(kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
+        own = KernelSpecManager(kernel_dirs=[])
+        return AsyncKernelManager(kernel_name="python3", kernel_spec_manager=own, **private)
     specs = KernelSpecManager()
     try:
         spec = specs.get_kernel_spec(name)
@@ -92,4 +96,4 @@ def manager(name: str | None) -> Any:
         raise DeviceError(f"kernel '{name}': not installed. {hint} `workup kernels install` adds Workup's.") from None
     if spec.language.lower() != "python":
         raise DeviceError(f"kernel '{name}' runs {spec.language or 'another language'}, not Python.")
-    return AsyncKernelManager(kernel_name=name)
+    return AsyncKernelManager(kernel_name=name, **private)

@@ -87,12 +87,14 @@ def declared(path: Path) -> dict[str, Parameter]:
             raise ParameterError(f"{path.name}, line {node.lineno} of its parameters is not 'name: type = literal'.")
         assert isinstance(node.target, ast.Name)
         kind = ast.unparse(node.annotation)
+        default = ast.literal_eval(node.value)
         line = lines[node.lineno - 1]
         found[node.target.id] = Parameter(
             name=node.target.id,
             type=_TYPES[kind.removesuffix(" | None")],
-            optional=kind.endswith(" | None"),
-            default=ast.literal_eval(node.value),
+            # papermill's own inspection reads no "float | None", so a knob is "float = None"
+            optional=default is None or kind.endswith(" | None"),
+            default=default,
             help=line.partition("#")[2].strip(),
         )
     return found
