@@ -2,20 +2,19 @@
 
 import itertools
 import math
-from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 
 from workup.workload import Workload
-from workup.workloads import data
-from workup.workloads.digits import accuracy, cross_entropy, momentum
+from workup.workloads.digits import classification
 from workup.workloads.tabular import adam
 
 WIDTH, DEPTH = 64, 12
 
 
 class Residual(nn.Module):
-    """x + scale · f(x) with f a two-layer network; a norm before f or after the sum, or none."""
+    """x + scale · f(x) with f two layers, a norm before f, after the sum, or none; [batch, width] → the same."""
 
     def __init__(self, *, norm: str = "none", scale: float = 1.0) -> None:
         super().__init__()
@@ -25,28 +24,27 @@ class Residual(nn.Module):
         self.scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, width] → the same."""
         return self.after(x + self.scale * self.branch(self.before(x)))
 
 
 def residual_unnormalised() -> Workload:
     """x + 2 f(x) without normalisation: the best learning rate lies at the edge of the unstable ones."""
-    return _workload("residual-unnormalised", lambda: _stack(scale=2.0), momentum)
+    return classification("residual-unnormalised", partial(_stack, scale=2.0), lr=1e-3)
 
 
 def relu_mlp_large_init() -> Workload:
     """Six ReLU layers initialised 1.5 times too large: the first gradients are the largest by far."""
-    return _workload("relu-mlp-large-init", _large_init, momentum)
+    return classification("relu-mlp-large-init", _large_init, lr=1e-3)
 
 
 def post_norm_mlp() -> Workload:
     """Norm(x + f(x)), twelve deep: fails at learning rates that its pre-norm twin trains at."""
-    return _workload("post-norm-mlp", lambda: _stack(norm="post"), adam)
+    return classification("post-norm-mlp", partial(_stack, norm="post"), lr=1e-3, optimizer=adam)
 
 
 def pre_norm_mlp() -> Workload:
     """x + f(Norm(x)), twelve deep."""
-    return _workload("pre-norm-mlp", lambda: _stack(norm="pre"), adam)
+    return classification("pre-norm-mlp", partial(_stack, norm="pre"), lr=1e-3, optimizer=adam)
 
 
 def _stack(*, norm: str = "none", scale: float = 1.0) -> nn.Module:
@@ -65,19 +63,3 @@ def _large_init() -> nn.Module:
             nn.init.normal_(layer.weight, std=1.5 * math.sqrt(2 / layer.in_features))
             nn.init.zeros_(layer.bias)
     return model
-
-
-def _workload(name: str, model: Callable[[], nn.Module], optimizer: Callable) -> Workload:
-    train, evaluate = data.digits()
-    return Workload(
-        name=name,
-        model=model,
-        train_data=train,
-        eval_data=evaluate,
-        loss=cross_entropy,
-        optimizer=optimizer,
-        batch_size=64,
-        lr=1e-3,
-        max_train_steps=3000,
-        metrics={"accuracy": accuracy},
-    )
