@@ -326,10 +326,10 @@ def _loss_axis(ax: Axes, curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> flo
     if not losses:
         return 1.0
     low, high = min(loss.min() for loss in losses), max(loss.max() for loss in losses)
-    start = max(np.median(loss[:5]) for loss in losses)
-    top = min(high, 6 * start if low > 0 else 3 * start - 2 * low + 1e-12)
+    start = max(loss[0] for loss in losses)
+    top = min(high, 6 * start if low > 0 else start + 2 * max(start - low, abs(start)) or high)
     logarithmic = style.scale(ax.yaxis, [low, top])
-    room = (top / low) ** 0.05 if logarithmic else (top - low) * 0.05 + 1e-12
+    room = (top / low) ** 0.05 if logarithmic else (top - low) * 0.05 + 1e-6 * abs(top) + 1e-12
     ax.set_ylim((low / room, top * room) if logarithmic else (low - room, top + room))
     return float(top)
 

@@ -132,7 +132,8 @@ def band(ax: Axes, low: float, high: float, colour: str, name: str) -> None:
     """A shaded stretch of x with its name inside, at the foot."""
     low, high = (low, high) if low < high else (low / 1.06, high * 1.06)
     ax.axvspan(low, high, color=colour, alpha=0.14, linewidth=0, zorder=0)
-    low, high = np.clip([low, high], *sorted(ax.get_xlim()))
+    left, right = sorted(ax.get_xlim())
+    low, high = max(low, left), min(high, right)
     middle = math.sqrt(low * high) if ax.get_xscale() == "log" else (low + high) / 2
     note(ax, middle, 0.03, name, colour, at="top", ha="center")
 
