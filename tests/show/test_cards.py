@@ -1,0 +1,131 @@
+"""Cards and the table of recommendations: the words a reader gets."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from workup.finding import Finding
+from workup.show.cards import COLOURS, UNTOLD, answer, cards, recommendations, recommended
+from workup.study import Study
+
+BEST = Finding(
+    name="best_lr",
+    value=0.0316,
+    rule="playbook: C1",
+    summary="0.0316 trains best.",
+    interval=(0.01, 0.1),
+    confidence="high",
+    evidence={"unstable_lr": 0.3, "norms": list(range(500))},
+    caveats=("Holds at 300 steps.",),
+)
+UNKNOWN = Finding(name="warmup_steps", value=None, rule="playbook: D4", summary="No ramp helps.", settle="Try 100 x.")
+
+
+def test_a_card_has_name_answer_sureness_summary_rule_caveats_and_folded_evidence():
+    page = cards(BEST)._repr_html_()
+    told = ["Best learning rate", "0.0316 (0.01 to 0.1)", "high confidence", "0.0316 trains best.", "(playbook: C1)"]
+    assert [text for text in [*told, "But: Holds at 300 steps."] if text not in page] == []
+    folded = page[page.index("<details") : page.index("</details>")]
+    assert "unstable lr" in folded
+    assert "0.3" in folded
+    assert COLOURS["high"][0] in page
+
+
+def test_long_evidence_is_cut_and_its_length_told():
+    page = cards(BEST)._repr_html_()
+    assert "(500 in all)" in page
+    assert "499" not in page
+
+
+def test_what_cannot_be_told_says_what_would_settle_it_and_claims_no_confidence():
+    page = cards(UNKNOWN)._repr_html_()
+    assert "To settle it: Try 100 x." in page
+    assert "confidence" not in page
+    assert UNTOLD[0] in page
+    assert answer(UNKNOWN) == "cannot tell"
+
+
+def test_every_text_of_a_card_is_escaped():
+    evil = "<script>alert('x')</script>"
+    finding = Finding(
+        name=evil, value=evil, unit=evil, rule=evil, summary=evil, settle=evil, caveats=(evil,), evidence={evil: evil}
+    )
+    page = cards([finding])._repr_html_()
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") == 8  # all but settle, which is for what cannot be told
+
+
+def test_cards_need_neither_style_sheet_nor_fixed_ink_so_they_read_on_light_and_dark():
+    page = cards([BEST, UNKNOWN])._repr_html_()
+    assert "<style" not in page
+    assert "<script" not in page
+    inks = {part.split(";")[0].split('"')[0] for part in page.replace("-color:", "=").split("color:")[1:]}
+    assert inks == {COLOURS["high"][1], "inherit"} | {UNTOLD[1]}
+
+
+def test_text_reads_the_same_in_a_terminal():
+    assert repr(cards({"best_lr": BEST, "warmup_steps": UNKNOWN})).splitlines() == [
+        "Best learning rate: 0.0316 (0.01 to 0.1) [high confidence]",
+        "  0.0316 trains best. (playbook: C1)",
+        "  But: Holds at 300 steps.",
+        "Warmup steps: cannot tell [cannot tell]",
+        "  No ramp helps. (playbook: D4)",
+        "  To settle it: Try 100 x.",
+    ]
+    assert cards(BEST)._repr_markdown_().startswith("- **Best learning rate: 0.0316 (0.01 to 0.1) [high confidence]**")
+
+
+def test_no_finding_is_said():
+    assert repr(cards([])) == "No finding yet."
+    assert "No finding yet" in cards([])._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "words"),
+    [
+        (4096, "examples", "4,096 examples"),
+        (1.5e7, "bytes", "15,000,000 bytes"),
+        (0.000123456, "", "0.000123"),
+        ("mid_recovered", "", "mid recovered"),
+        (True, "", "yes"),
+        (float("inf"), "", "inf"),
+    ],
+)
+def test_answers_are_spelled(value, unit, words):
+    assert answer(Finding(name="x", value=value, unit=unit, rule="r", summary="s")) == words
+
+
+def study(tmp_path, *findings):
+    made = Study.open(tmp_path / "study", workload="w", fingerprint={})
+    made.record("04_learning_rate", [f for f in findings if f.name == "best_lr"])
+    made.record("06_warmup", [f for f in findings if f.name != "best_lr"])
+    made.prescribe(SimpleNamespace(batch_size=64, lr=0.1, max_train_steps=1000, schedule=None, precision="fp32"))
+    return made
+
+
+def test_recommendations_are_the_settings_with_their_source_then_what_else_was_found(tmp_path):
+    assert recommended(study(tmp_path, BEST, UNKNOWN)) == [
+        ("setting", "value", "interval", "how sure", "from"),
+        ("batch_size", "64", "", "", "as you have it"),
+        ("peak_lr", "0.0316", "0.01 to 0.1", "high", "04_learning_rate (playbook: C1)"),
+        ("warmup_steps", "0", "", "", "as you have it"),
+        ("clip_norm", "none", "", "", "as you have it"),
+        ("Warmup steps", "cannot tell", "", "", "06_warmup"),
+    ]
+
+
+def test_a_peak_that_a_warmup_opened_does_not_carry_the_interval_of_another_rate(tmp_path):
+    ramp = Finding(
+        name="warmup_steps", value=50, rule="playbook: D4", summary="50.", interval=(20, 50), evidence={"peak_lr": 0.3}
+    )
+    rows = {row[0]: row[1:] for row in recommended(study(tmp_path, BEST, ramp))}
+    assert rows["peak_lr"] == ("0.3", "", "medium", "06_warmup (playbook: D4)")
+    assert rows["warmup_steps"] == ("50", "20 to 50", "medium", "06_warmup (playbook: D4)")
+    assert rows["Best learning rate"] == ("0.0316", "0.01 to 0.1", "high", "04_learning_rate")
+
+
+def test_the_text_table_lines_its_columns_up():
+    header, rule, row = recommendations({"best_lr": BEST}).splitlines()
+    assert header.split("  ")[0] == "setting"
+    assert header.index("from") == row.index("playbook")
+    assert set(rule) == {"-", " "}
