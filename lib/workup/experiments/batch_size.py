@@ -1,0 +1,154 @@
+"""Which batch size (playbook: B1 to B12): probe memory, sweep throughput, try the recommended size again."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+from torch import nn
+
+from workup.experiments.session import Session
+from workup.finding import Finding
+from workup.judge import batch_size as judge
+from workup.measure import throughput
+from workup.measure.memory import Attempt, Limit, memory_limit
+from workup.measure.probe import Prober, search
+from workup.progress import progress
+from workup.trace import Trace
+from workup.workload import size
+
+#: slowest: no size whose step takes longer [s]; stretch [s]; rounds: least and most; below: doublings below
+#: today's size; width: relative width of the throughput intervals at which rounds end.
+BUDGET: dict[str, dict[str, Any]] = {
+    "smoke": {"slowest": 0.3, "stretch": 0.03, "rounds": (2, 2), "below": 2, "width": 0.2},
+    "standard": {"slowest": 2.0, "stretch": 0.25, "rounds": (3, 5), "below": 4, "width": 0.1},
+    "thorough": {"slowest": 20.0, "stretch": 1.0, "rounds": (5, 12), "below": 6, "width": 0.05},
+}
+#: No size beyond this, where neither data nor memory ends the search before.
+CAP = 65536
+#: Steps of the last check, in a fresh process.
+VERIFY_STEPS = 20
+
+
+def roof(session: Session) -> tuple[int, str]:
+    """The size never exceeded, and what sets it: the data set, or the cap."""
+    cap = int(session.settle("max_batch_size", fallback=CAP))
+    examples = size(session.workload.train_data)
+    return (examples, "the data set") if examples is not None and examples <= cap else (cap, "the cap")
+
+
+def limit(session: Session) -> Limit:
+    """The memory one training process may use: the knob ``memory_limit_gb``, else what the machine has."""
+    gigabytes = session.settle("memory_limit_gb", fallback=None)
+    return memory_limit(session.device, asked_bytes=gigabytes and gigabytes * 1e9)
+
+
+def probe(session: Session) -> pd.DataFrame:
+    """Attempts in a child process until the largest size that trains is known (playbook: B2): a row each."""
+    most, held = roof(session)[0], limit(session)
+    slowest = BUDGET[session.budget]["slowest"]
+    tried: list[Attempt] = []
+    first = min(session.workload.batch_size, most)
+    with (
+        progress(6, "memory probe", unit="attempts") as bar,
+        Prober(session.reference, device=session.device, limit=held, patience=120 + 60 * slowest) as prober,
+    ):
+        for one in search(prober.attempt, first=first, most=most, limit_bytes=held.bytes, slowest_seconds=slowest):
+            tried.append(one)
+            bar.advance(note=f"{one.batch_size}: {one.status}")
+        bar.advance(6 - len(tried))
+    return table(tried)
+
+
+def table(attempts: Iterable[Attempt]) -> pd.DataFrame:
+    """A row per attempt, in the order made."""
+    return pd.DataFrame([dataclasses.asdict(one) for one in attempts])
+
+
+def sweep(session: Session, attempts: pd.DataFrame) -> pd.DataFrame:
+    """Throughput at powers of two up to the largest size that ran: rounds until the intervals are narrow (B2, B3).
+
+    Returns:
+        A row per stretch, from ``measure.throughput.table``.
+    """
+    budget, workload = BUDGET[session.budget], session.workload
+    fits = attempts[attempts["status"] == "fits"]
+    if not len(fits):
+        return throughput.table([])
+    largest = int(fits["batch_size"].max())
+    lowest = min(workload.batch_size, largest) // 2 ** budget["below"]
+    sizes = throughput.powers_of_two(max(1, lowest), largest, also=[workload.batch_size])
+    known = fits.groupby("batch_size")["step_seconds"].min()
+    guess = {n: float(known[known.index >= n].iloc[0]) for n in sizes}
+    traces: list[Trace] = []
+    for round_ in range(budget["rounds"][1]):
+        trials = throughput.stretches(
+            guess, lr=workload.lr / 1000, seed=session.seed + round_, seconds=budget["stretch"]
+        )
+        traces += session.run(trials, label=f"throughput, round {round_ + 1}")
+        rows = throughput.table(traces)
+        seen = judge.speeds(rows)
+        guess |= dict(zip(seen["batch_size"], seen["step_seconds"].fillna(BUDGET["standard"]["slowest"]), strict=True))
+        if round_ + 1 >= budget["rounds"][0] and ((seen["high"] / seen["low"] - 1) < budget["width"]).all():
+            break
+    return rows
+
+
+def shown(attempts: pd.DataFrame) -> pd.DataFrame:
+    """The attempts for a reader: sizes, how they ended, peak in GiB, time per step."""
+    view = attempts[["batch_size", "status", "step_seconds", "reason"]].copy()
+    view.insert(2, "peak_GiB", attempts["peak_bytes"] / 2**30)
+    return view.round(4)
+
+
+def speeds(stretches: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFrame:
+    """Throughput by size, and a row without a figure for each size that did not fit."""
+    bad = attempts.loc[attempts["status"].isin(["out_of_memory", "launch_limit"]), ["batch_size"]]
+    return pd.concat([judge.speeds(stretches), bad], ignore_index=True).sort_values("batch_size", ignore_index=True)
+
+
+def verify(session: Session, batch_size: int) -> dict[str, Any]:
+    """The size tried again in a fresh process, with evaluation; then the evaluation size on its own (F3)."""
+    data = size(session.workload.eval_data) if session.workload.eval_data is not None else 0
+    with Prober(session.reference, device=session.device, limit=limit(session)) as prober:
+        held = dataclasses.asdict(prober.attempt(batch_size, steps=VERIFY_STEPS))
+        wanted = min(4 * batch_size, CAP if data is None else data)
+        while held["status"] == "fits" and wanted > batch_size and not prober.attempt(wanted, training=False).fits:
+            wanted //= 2
+    return held | {"evaluation_batch_size": max(wanted, min(batch_size, wanted or batch_size)) or None}
+
+
+def batch_norms(session: Session) -> list[str]:
+    """Names of the model's batch-norm layers (playbook: B12)."""
+    model = session.workload.build_model()
+    return [name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+
+def conclude(session: Session, attempts: pd.DataFrame, stretches: pd.DataFrame) -> tuple[Finding, ...]:
+    """max_feasible, saturation, input_bound, and a recommended size that has run again in a fresh process."""
+    most, source = roof(session)
+    held = limit(session)
+    feasible = judge.max_feasible(
+        attempts, most=most, most_source=source, limit_bytes=held.bytes, limit_source=held.source
+    )
+    saturated = judge.saturation(stretches)
+    speeds = judge.speeds(stretches)
+    choice = judge.candidates(speeds, saturated)
+    found = [feasible, saturated]
+    while choice:
+        verified = verify(session, choice[-1])
+        if verified["status"] == "fits" and (len(choice) == 1 or verified["peak_bytes"] <= 0.9 * held.bytes):
+            why = "the smallest size at full throughput" if saturated.told else "throughput still grows up to it"
+            recommended = judge.recommend(
+                choice[-1],
+                table=speeds,
+                verified=verified,
+                limit_bytes=held.bytes,
+                present=session.workload.batch_size,
+                norms=batch_norms(session),
+                why=why,
+            )
+            found += [recommended, judge.input_bound(stretches, batch_size=choice[-1])]
+            break
+        choice.pop()
+    return session.conclude(*found)

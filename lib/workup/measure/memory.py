@@ -1,0 +1,234 @@
+"""What one batch size needs: real steps under a real limit, and the peak they reached.
+
+A probe never asks the machine for its last byte: on a CPU the child's data segment is limited
+to what the process may use (RLIMIT_DATA), so that a step too large fails in the allocator, as
+on a GPU, and not by the system killing processes.
+"""
+
+import contextlib
+import ctypes
+import gc
+import math
+import resource
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from workup.errors import ParameterError, WorkupError
+from workup.measure import data, faults
+from workup.measure.train import evaluate, train
+from workup.trace import Trial
+from workup.workload import Workload
+
+#: Part of the free memory that is left alone when nobody says what the limit is.
+MARGIN = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One size tried for some steps, with the optimizer's state allocated and an evaluation.
+
+    Args:
+        batch_size: examples per step (per evaluation batch where ``training`` is False).
+        status: ``fits``, ``out_of_memory``, ``launch_limit``, ``too_slow`` or ``failed``.
+        reason: what happened, for one that does not fit.
+        peak_bytes: the process's highest resident memory (CPU) or the allocator's highest
+            reserved memory (CUDA); allocated_bytes is what tensors took of that.
+        step_seconds: median time of a step, the first left out.
+        retries: times the CUDA allocator had to free its cache to serve a request: thrashing.
+        steps: steps done. training: False for an evaluation pass alone.
+    """
+
+    batch_size: int
+    status: str
+    reason: str = ""
+    peak_bytes: int = 0
+    allocated_bytes: int = 0
+    step_seconds: float = math.nan
+    retries: int = 0
+    steps: int = 0
+    training: bool = True
+
+    @property
+    def fits(self) -> bool:
+        return self.status == "fits"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Bytes one training process may use, and what sets that limit."""
+
+    bytes: int
+    source: str
+
+
+def memory_limit(device: str = "cpu", *, asked_bytes: float | None = None) -> Limit:
+    """What a training process may use: what was asked for, or what the machine has left less a margin.
+
+    On a CPU the tightest of free physical memory, the cgroup's limit and the process's own
+    RLIMIT_AS and RLIMIT_DATA; on CUDA what the device has free.
+
+    Raises:
+        ParameterError: the limit asked for is not a positive number.
+    """
+    if asked_bytes is not None:
+        if not (isinstance(asked_bytes, (int, float)) and math.isfinite(asked_bytes) and asked_bytes > 0):
+            raise ParameterError(f"memory_limit({asked_bytes!r}): a positive number of bytes is needed.")
+        return Limit(int(asked_bytes), "the limit you set")
+    if device.startswith("cuda"):
+        return Limit(int(torch.cuda.mem_get_info(device)[0] * (1 - MARGIN / 2)), f"free memory of {device}")
+    free = {"free physical memory": psutil.virtual_memory().available, **_cgroup_room()}
+    for name in ("RLIMIT_AS", "RLIMIT_DATA"):
+        soft = resource.getrlimit(getattr(resource, name))[0]
+        if soft != resource.RLIM_INFINITY:
+            free[name] = soft
+    source = min(free, key=free.__getitem__)
+    return Limit(int(free[source] * (1 - MARGIN)), source)
+
+
+def _cgroup_room(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> dict[str, int]:
+    """Bytes left under the tightest memory limit of this process's control groups, version 1 or 2."""
+    room: dict[str, int] = {}
+    names = {
+        "": (root, "memory.max", "memory.current"),
+        "memory": (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    }
+    with contextlib.suppress(OSError):
+        for line in proc.read_text().splitlines():
+            _, controllers, place = line.split(":", 2)
+            if controllers not in names:
+                continue
+            base, most, used = names[controllers]
+            group = base / place.lstrip("/")
+            for folder in (group, *group.parents):
+                if base not in (folder, *folder.parents):
+                    break
+                with contextlib.suppress(OSError, ValueError):
+                    left = int((folder / most).read_text()) - int((folder / used).read_text())
+                    room["the control group's limit"] = min(left, room.get("the control group's limit", left))
+    return room
+
+
+# -- one attempt ------------------------------------------------------------------------------
+
+
+def attempt(
+    workload: Workload, batch_size: int, *, device: str = "cpu", limit: Limit, steps: int = 3, training: bool = True
+) -> Attempt:
+    """Train (or only evaluate) at one size for some steps, in this process, under ``limit``.
+
+    The learning rate is a thousandth of the workload's: memory and time do not depend on it,
+    and no divergence ends the steps early.
+
+    Raises:
+        WorkloadError: the workload itself is at fault, whatever the size.
+    """
+    _settle(device)
+    with _limited(limit.bytes, device):
+        if training:
+            evaluates = workload.eval_data is not None
+            trial = Trial(
+                lr=workload.lr / 1000,
+                steps=steps,
+                batch_size=batch_size,
+                eval_every=steps if evaluates else 0,
+                eval_examples=batch_size if evaluates else None,
+            )
+            trace = train(workload, trial, device=device)
+            seconds, done = trace.steps["seconds"].tolist()[1:], len(trace.steps)
+            text = "" if trace.status in ("finished", "diverged") else trace.reason
+            status = "memory" if trace.status == "out_of_memory" else faults.kind(text) if text else "fits"
+        else:
+            seconds, done, text = [], 1, _evaluation_pass(workload, batch_size, device)
+            status = faults.kind(text) if text else "fits"
+    peak, allocated, retries = _peak(device)
+    if status == "fits" and peak > limit.bytes:
+        status, text = "memory", f"the peak of {peak / 2**20:,.0f} MiB is past the limit"
+    names = {"memory": "out_of_memory", "ambiguous": "out_of_memory", "launch": "launch_limit", "fits": "fits"}
+    return Attempt(
+        batch_size=batch_size,
+        status=names.get(status, "failed"),
+        reason=f"{text} (the device's context is lost: only a new process helps)" if status == "dead" else text,
+        peak_bytes=peak,
+        allocated_bytes=allocated,
+        step_seconds=float(sorted(seconds)[len(seconds) // 2]) if len(seconds) else math.nan,
+        retries=retries,
+        steps=done,
+        training=training,
+    )
+
+
+def _evaluation_pass(workload: Workload, batch_size: int, device: str) -> str:
+    """One evaluation batch of that size; returns the error as ``Type: message``, or nothing."""
+    try:
+        model = workload.build_model().to(device)
+        batches = data.evaluation_batches(workload, batch_size=batch_size, examples=batch_size, device=device)
+        evaluate(workload, model, batches, device)  # type: ignore[arg-type]
+    except WorkupError:
+        raise
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _settle(device: str) -> None:
+    """Give back what earlier attempts left, so that each begins from the same ground."""
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        torch.cuda.reset_accumulated_memory_stats(device)
+        return
+    torch.ones(1 << 18).sum()  # starts the thread pool, whose stacks would count as data
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # the kernel's mark of the highest resident size starts anew
+
+
+def _peak(device: str) -> tuple[int, int, int]:
+    """(peak, of which allocated by tensors, retries) in bytes since :func:`_settle`."""
+    if device.startswith("cuda"):
+        stats = torch.cuda.memory_stats(device)
+        reserved, allocated = torch.cuda.max_memory_reserved(device), torch.cuda.max_memory_allocated(device)
+        return reserved, allocated, int(stats.get("num_alloc_retries", 0))
+    high = _status_bytes("VmHWM")
+    if high is None:
+        high = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return high, 0, 0
+
+
+def _status_bytes(name: str) -> int | None:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+@contextlib.contextmanager
+def _limited(limit_bytes: int, device: str) -> Iterator[None]:
+    """Hold this process to ``limit_bytes``, for real: an allocation past it fails."""
+    if device.startswith("cuda"):
+        total = torch.cuda.mem_get_info(device)[1]
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, device)
+        return
+    held, resident = _status_bytes("VmData"), _status_bytes("VmRSS")
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if held is None or resident is None:  # not Linux: the peak is compared with the limit afterwards
+        yield
+        return
+    room = held + max(0, limit_bytes - resident)
+    resource.setrlimit(resource.RLIMIT_DATA, (room if hard == resource.RLIM_INFINITY else min(room, hard), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

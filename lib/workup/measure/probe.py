@@ -1,0 +1,195 @@
+"""The largest batch size that trains: few attempts, a memory model between them, each in a child process."""
+
+import contextlib
+import math
+import pickle
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import connection, get_context
+from typing import Any
+
+from workup.errors import ParameterError, WorkloadError, WorkupError
+from workup.measure import faults
+from workup.measure.memory import Attempt, Limit, attempt
+from workup.workload import Workload, load
+
+#: Seconds a child may take to start, and to be given on top of a step's own time.
+PATIENCE = 120.0
+
+
+class Prober:
+    """Makes attempts in a child process, which is replaced after each attempt that does not fit.
+
+    Use it as a context manager. An out-of-memory kill by the system, a poisoned CUDA context
+    or an abort ends the child; what it reports or how it died is the attempt's result.
+
+    Args:
+        workload: a reference as for :func:`workup.load` (the child loads it afresh), or a
+            Workload, which is sent pickled.
+        device, limit: where, and what one process may use.
+        patience: seconds an attempt may take before it is ``too_slow``.
+
+    Raises:
+        ParameterError: the Workload cannot be pickled.
+    """
+
+    def __init__(self, workload: str | Workload, *, device: str = "cpu", limit: Limit, patience: float = PATIENCE):
+        self.recipe: Any = workload
+        if not isinstance(workload, str):
+            try:
+                self.recipe = pickle.dumps(workload)
+            except Exception as error:
+                raise ParameterError(
+                    f"Prober(workload={workload.name!r}): it cannot be sent to a child process ({error}). "
+                    "Give its reference, 'path/to/file.py:name', or probe in this process with memory.attempt."
+                ) from error
+        self.device, self.limit, self.patience = device, limit, patience
+        self.process: Any = None
+
+    def __enter__(self) -> "Prober":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def attempt(self, batch_size: int, *, steps: int = 3, training: bool = True) -> Attempt:
+        """As :func:`workup.measure.memory.attempt`, in the child.
+
+        Raises:
+            WorkupError: as the child raised it.
+        """
+        if self.process is None:
+            self._start()
+        self.pipe.send({"batch_size": batch_size, "steps": steps, "training": training})
+        result = self._answer()
+        if isinstance(result, str):
+            status = "too_slow" if result.startswith("no answer") else "out_of_memory"
+            result = Attempt(batch_size=batch_size, status=status, reason=result, training=training)
+        if isinstance(result, WorkupError):
+            self.close()
+            raise result
+        if not result.fits:
+            self.close()
+        return result
+
+    def close(self) -> None:
+        """End the child, whatever it is doing."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.join()
+            self.pipe.close()
+            self.process = None
+
+    def _start(self) -> None:
+        spawn = get_context("spawn")
+        self.pipe, theirs = spawn.Pipe()
+        self.process = spawn.Process(target=_serve, args=(theirs, self.recipe, self.device, self.limit))
+        self.process.start()
+        theirs.close()
+
+    def _answer(self) -> Any:
+        """What the child reports, or a sentence on how it ended."""
+        ready = connection.wait([self.pipe, self.process.sentinel], timeout=self.patience)
+        if not ready:
+            return f"no answer within {self.patience:.0f} s"
+        if self.pipe in ready:
+            with contextlib.suppress(EOFError):
+                return self.pipe.recv()
+        self.process.join()
+        code = self.process.exitcode
+        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        if code == -signal.SIGKILL:
+            return f"the child process was killed ({name}), as the system does when memory runs out"
+        return f"the child process died ({name})"
+
+
+def _serve(pipe: Any, recipe: Any, device: str, limit: Limit) -> None:
+    """The child's whole life: build the workload, answer requests until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle, which then ends this process
+    try:
+        workload = load(recipe) if isinstance(recipe, str) else pickle.loads(recipe)
+    except WorkupError as error:
+        workload = error
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            request = pipe.recv()
+            try:
+                if isinstance(workload, WorkupError):
+                    raise workload
+                pipe.send(attempt(workload, device=device, limit=limit, **request))
+            except WorkupError as error:
+                pipe.send(error)
+
+
+def search(
+    tried_at: Callable[[int], Attempt],
+    *,
+    first: int,
+    most: int,
+    limit_bytes: float,
+    slowest_seconds: float = math.inf,
+    within: float = 0.05,
+    tries: int = 6,
+) -> Iterator[Attempt]:
+    """Attempts, as they are made, until the largest size that fits is known ``within`` 5%.
+
+    Args:
+        tried_at: makes one attempt, for example ``Prober(...).attempt``.
+        first: where to begin, the size in use today; most: never beyond (data set, cap).
+        limit_bytes: what the memory model extrapolates to.
+        slowest_seconds: sizes whose step would take longer are not tried.
+        within: 0 bisects to the exact size; tries: at most so many attempts.
+
+    Raises:
+        WorkloadError: a step failed for another reason than its size (playbook: B2).
+    """
+    tried: list[Attempt] = []
+    while len(tried) < tries:
+        guess = next_size(
+            tried, first=first, most=most, limit_bytes=limit_bytes, slowest=slowest_seconds, within=within
+        )
+        if guess is None:
+            return
+        one = tried_at(guess)
+        if one.status == "failed":
+            raise WorkloadError(
+                f"a training step at batch size {guess} fails, and not for want of memory: {one.reason}"
+            )
+        tried.append(one)
+        yield one
+    if not any(one.fits for one in tried) and faults.kind(tried[-1].reason) == "ambiguous":
+        raise WorkloadError(f"no size runs, down to {guess}, and it may not be memory: {tried[-1].reason}")
+
+
+def next_size(
+    tried: Sequence[Attempt], *, first: int, most: int, limit_bytes: float, slowest: float = math.inf, within: float
+) -> int | None:
+    """The size to try next, None when the answer is known: linear models of memory and time, then closing in."""
+    good = max((one for one in tried if one.fits), key=lambda one: one.batch_size, default=None)
+    bad = min((one.batch_size for one in tried if not one.fits), default=None)
+    if good is None:
+        return min(first, most) if bad is None else bad // 4 or (1 if bad > 1 else None)
+    low, roof = good.batch_size, bad or most + 1
+    if roof - low <= max(1, int(low * within)) and (bad or low == most):
+        return None
+    fits = sorted((one for one in tried if one.fits), key=lambda one: one.batch_size)[-2:]
+    if len(fits) == 2:
+        guess = _reach([one.peak_bytes for one in fits], fits, limit_bytes)
+        in_time = _reach([one.step_seconds for one in fits], fits, slowest)
+        if bad is None and in_time <= low:
+            return None
+        guess = min(guess, in_time, 16 * low)
+    else:
+        guess = math.sqrt(low * bad) if bad else 4 * low
+    if guess <= low * (1 + within):
+        guess = low * (1 + within)
+    if bad and guess >= bad:
+        guess = math.ceil(bad / (1 + within)) if within else (low + bad) / 2
+    return max(low + 1, min(int(guess), roof - 1)) if roof - low > 1 else None
+
+
+def _reach(values: Sequence[float], fits: Sequence[Attempt], limit: float) -> float:
+    """The size at which a straight line through two measurements meets ``limit``."""
+    (x0, x1), (y0, y1) = [one.batch_size for one in fits], values
+    slope = (y1 - y0) / (x1 - x0)
+    return x1 + (limit - y1) / slope if slope > 0 and math.isfinite(limit) else math.inf
