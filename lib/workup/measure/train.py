@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from workup.errors import WorkloadError, WorkupError
-from workup.measure import data, devices
+from workup.measure import data, devices, faults
 from workup.measure.optimizers import builder
 from workup.measure.state import evaluating, preserved, seed_everything
 from workup.trace import COLUMNS, Trace, Trial
@@ -176,7 +176,7 @@ def evaluate(workload: Workload, model: nn.Module, batches: list[Any] | None, de
 
 
 def _status(error: Exception) -> str:
-    return "out_of_memory" if isinstance(error, (torch.OutOfMemoryError, MemoryError)) else "failed"
+    return "out_of_memory" if faults.classify(error) == "memory" else "failed"
 
 
 def _sentence(error: Exception) -> str:
