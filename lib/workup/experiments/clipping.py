@@ -60,6 +60,11 @@ def table(traces: list[Trace]) -> pd.DataFrame:
     )
 
 
+def named(unclipped: list[Trace], clipped: list[Trace]) -> dict[str, Trace]:
+    """Traces by what they were clipped at, for a figure."""
+    return {"unclipped": unclipped[0], **{f"clipped at {t.trial.clip_norm:.3g}": t for t in clipped}}
+
+
 def conclude(session: Session, traces: list[Trace], clipped: list[Trace]) -> tuple[Finding, ...]:
     """clip_norm and clipped_fraction: from the norms, then corrected by what the trials showed."""
     proposed = judge.judge(traces[0].steps.grad_norm)

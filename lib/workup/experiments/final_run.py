@@ -42,6 +42,22 @@ def plan(session: Session, prescription: Prescription) -> Mapping[str, list[Tria
     }
 
 
+def settings(session: Session, prescription: Prescription) -> pd.DataFrame:
+    """Present and prescribed settings side by side, and which notebook each comes from."""
+    own = session.workload
+    present = {"batch_size": own.batch_size, "peak_lr": own.lr, "warmup_steps": 0, "clip_norm": None}
+    rows = [
+        {"setting": key, "present": value, "prescribed": getattr(prescription, key), "from": prescription.sources[key]}
+        for key, value in present.items()
+    ]
+    return pd.DataFrame(rows).astype(object).set_index("setting")
+
+
+def schedules(session: Session, trials: Mapping[str, list[Trial]]) -> dict[str, np.ndarray]:
+    """Learning rate per step of both sides, shape [steps]."""
+    return {name: runs[0].learning_rates(session.workload.schedule) for name, runs in trials.items()}
+
+
 def table(groups: Mapping[str, list[Trace]]) -> pd.DataFrame:
     """A row per run: settings, seed, status, best (lowest evaluation loss), best_step, examples, seconds.
 

@@ -112,6 +112,14 @@ def final_loss(trace: Trace) -> float:
     return float(means.iloc[-1]) if len(means) == trace.trial.steps else float("nan")
 
 
+def around_best(traces: list[Trace], best: Finding) -> list[Trace]:
+    """The traces at lr* and at the next three rates above it, one a rate (playbook: C3)."""
+    first = {trace.trial.lr: trace for trace in reversed(traces)}
+    rates = sorted(first)
+    start = rates.index(best.value) if best.told else 0
+    return [first[lr] for lr in rates[start : start + 4]]
+
+
 def conclude(session: Session, traces: list[Trace]) -> tuple[Finding, ...]:
     """best_lr, lr_at_edge and unstable_lr, each with the horizon it holds at."""
     trials = table(traces)

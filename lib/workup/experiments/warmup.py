@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pandas as pd
 
 from workup.experiments import instability
@@ -37,6 +38,12 @@ def plan(session: Session) -> list[Trial]:
     lengths = [0, *(10**k for k in range(1, 7) if 10**k < longest), longest]
     peaks = [unstable * factor * share for share in PEAKS]
     return [at(base, peak, warmup_steps=length) for peak in peaks for length in lengths] + [base]
+
+
+def schedules(trials: list[Trial]) -> dict[str, np.ndarray]:
+    """The rates of the trials with the highest peak, by name: learning rate per step, shape [steps]."""
+    peak = max(trial.lr for trial in trials)
+    return {f"{t.warmup_steps} steps of warmup": t.learning_rates() for t in trials if t.lr == peak}
 
 
 def refine(session: Session, traces: list[Trace]) -> list[Trace]:
