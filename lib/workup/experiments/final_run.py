@@ -11,7 +11,7 @@ from workup.judge import checkpoints
 from workup.trace import Trace, Trial
 
 BUDGET = {
-    "smoke": {"steps": 120, "seeds": 2},
+    "smoke": {"steps": 120, "seeds": 3},
     "standard": {"steps": 1000, "seeds": 3},
     "thorough": {"steps": None, "seeds": 5},
 }

@@ -102,7 +102,7 @@ def conclude(session: Session, traces: list[Trace], fixed: pd.DataFrame) -> tupl
         evidence={**test.evidence, "lr": traces[1].trial.lr, "multiples": checks, "evaluated_every_50": seen_rarely},
     )
     shaky = rows[(rows.stability != "stable") & (rows.times_best > 1.5)]
-    return session.conclude(test, _unstable(rows, shaky), fixes.judge(fixed))
+    return session.conclude(test, _unstable(rows, shaky), fixes.judge(fixed, needed=test.value != "stable"))
 
 
 def _unstable(rows: pd.DataFrame, shaky: pd.DataFrame) -> Finding:

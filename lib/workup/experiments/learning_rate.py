@@ -81,7 +81,7 @@ def refine(session: Session, traces: list[Trace]) -> list[Trace]:
 
 
 def table(traces: list[Trace]) -> pd.DataFrame:
-    """A row per trial, sorted by rate: lr, seed, status, final, best, loss (the curve, shape [steps]).
+    """A row per trial, sorted by rate: lr, seed, status, final, best, initial, loss (the curve, shape [steps]).
 
     ``final`` is the mean training loss of the last tenth of the steps, ``best`` the lowest
     mean over a window that long.
@@ -96,6 +96,7 @@ def table(traces: list[Trace]) -> pd.DataFrame:
                 "status": trace.status,
                 "final": final_loss(trace),
                 "best": float(means.min()),
+                "initial": trace.steps.loss.iloc[0] if len(trace.steps) else float("nan"),
                 "loss": trace.steps.loss.to_numpy(),
             }
         )

@@ -59,7 +59,7 @@ def refine(session: Session, traces: list[Trace]) -> list[Trace]:
 
 
 def table(traces: list[Trace]) -> pd.DataFrame:
-    """A row per trial: warmup_steps, lr (the peak), seed, status, stability, final, loss (the curve)."""
+    """A row per trial: warmup_steps, lr (the peak), seed, status, stability, final, initial, loss (the curve)."""
     rows = []
     for trace in traces:
         trial = trace.trial
@@ -71,6 +71,7 @@ def table(traces: list[Trace]) -> pd.DataFrame:
                 "status": trace.status,
                 "stability": instability.verdict(trace).value,
                 "final": final_loss(trace),
+                "initial": trace.steps.loss.iloc[0],
                 "loss": trace.steps.loss.to_numpy(),
             }
         )

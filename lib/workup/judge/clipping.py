@@ -125,12 +125,11 @@ def choose(trials: pd.DataFrame, proposed: Finding) -> tuple[Finding, Finding]:
         row = held.iloc[-1]
         value, share = float(row["clip_norm"]), float(row["clipped_fraction"])
         pays = len(calm) > 0 and row["final"] < calm["final"].min()
-        facts |= {
-            "final": float(row["final"]),
-            "peak_lr": facts["high_lr"] if pays else None,
-            "recommended": share <= 0.5,
-        }
+        # Past lr*, clipping is worth having only where it trains lower, or lr*'s own norms have outliers.
+        wanted = share <= 0.5 and (pays or bool(proposed.evidence.get("helps")))
+        facts |= {"final": float(row["final"]), "peak_lr": facts["high_lr"] if pays else None, "recommended": wanted}
         text = f"Clipping at {value:.3g} makes lr {facts['high_lr']:.3g} stable, with {share:.0%} of steps clipped."
+        text += "" if wanted else " That rate ends no lower than the best one, so leave clipping off."
     caveats = (AGGRESSIVE,) if share > 0.5 else ()
     common = {"rule": RULE, "caveats": (*proposed.caveats, *caveats), "confidence": "medium"}
     clip = Finding(name="clip_norm", value=value, summary=text, evidence=facts, settle=settle, **common)

@@ -7,17 +7,21 @@ from workup.finding import Finding
 #: The playbook's order of trying; the present setting at a lower rate comes last.
 ORDER = ("warmup", "clipping", "warmup+clipping", "adam", "lower lr")
 RULE = "playbook: C8"
+CAVEATS = ("One short trial a fix, at one seed.",)
 
 
-def judge(trials: pd.DataFrame) -> Finding:
+def judge(trials: pd.DataFrame, *, needed: bool = True) -> Finding:
     """The first remedy, in the playbook's order, that trains stably where nothing did.
 
     Args:
         trials: columns ``fix`` (one of ``ORDER``, or "nothing" for the rate as it is),
             ``stability`` (its verdict) and ``final`` (loss at the end, lower is better).
+        needed: whether the rate in use is itself near the instability. Where it is not, a
+            remedy is only worth having if it opens a higher rate to a lower loss: an
+            instability matters where it forces a rate that is too small (playbook: C1).
 
     Returns:
-        ``recommended_fix``: "none" where the rate needs none; its evidence lists what each
+        ``recommended_fix``: "none" where none is worth having; its evidence lists what each
         remedy costs in final loss against the lower rate.
 
     Example:
@@ -58,6 +62,20 @@ def judge(trials: pd.DataFrame) -> Finding:
             confidence="medium",
             evidence=evidence,
         )
+    if not needed:
+        works = [
+            fix for fix in works if fix != "lower lr" and rows.final[fix] < rows.final.get("lower lr", float("inf"))
+        ]
+        if not works:
+            return Finding(
+                name="recommended_fix",
+                value="none",
+                rule=RULE,
+                summary="Higher rates break, but no remedy there ends below the present best rate: nothing to fix.",
+                confidence="medium",
+                evidence=evidence,
+                caveats=CAVEATS,
+            )
     chosen = works[0]
     least = min(works, key=lambda fix: rows.final[fix])
     note = "" if least == chosen else f" The lowest final loss came with {least} ({rows.final[least]:.3g})."
@@ -68,5 +86,5 @@ def judge(trials: pd.DataFrame) -> Finding:
         summary=f"{chosen} restores stable training (final loss {rows.final[chosen]:.3g}).{note}",
         confidence="medium",
         evidence={**evidence, "restored": works},
-        caveats=("One short trial a fix, at one seed.",),
+        caveats=CAVEATS,
     )
