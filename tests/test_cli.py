@@ -83,6 +83,22 @@ def workup(capsys, *arguments):
 BROKEN = "import numbers\n\n\ndef build():\n    return 1 / 0\n\n\nworkload = build()\n"
 
 
+#: functions added to mine.py, each a workload that is wrong in one field
+CHANGES = {
+    "zero": "batch_size=0",
+    "large": "batch_size=64",
+    "negative": "lr=-0.1",
+    "nan": "lr=float('nan')",
+    "empty": "train_data=[]",
+    "changed": "lr=0.2",
+    "number": "loss=lambda model, batch: 1.0",
+    "shape": "loss=lambda model, batch: model(batch[0])",
+    "detached": "loss=lambda model, batch: loss(model, batch).detach()",
+    "raises": "model=lambda: nn.Linear(5, 2)",
+    "infinite": "loss=lambda model, batch: loss(model, batch) * float('inf')",
+    "no_module": "model=lambda: 3",
+    "no_model": "model=lambda: nn.Linear(4, 2 / 0)",
+}
 #: what is asked for (of mine.py:workload where it begins with an option) -> the message
 MISTAKES = {
     "digits-mpl": r"workload 'digits-mpl': no built-in .*'digits-mlp'\?",
@@ -99,6 +115,13 @@ MISTAKES = {
     "mine.py:negative": r"Workload\(lr=-0\.1\): lr must be a positive, finite number",
     "mine.py:nan": r"Workload\(lr=nan\): lr must be a positive, finite number",
     "mine.py:empty": r"train_data must be .*this one is empty",
+    "mine.py:number": r"one batch passes: .*loss\(model, batch\) returned float, not a tensor",
+    "mine.py:shape": r"one batch passes: .*loss\(model, batch\) has shape \[8, 2\].*reduction='none'",
+    "mine.py:detached": r"one batch passes: .*loss\(model, batch\) has no gradient",
+    "mine.py:raises": r"one batch passes: RuntimeError: mat1 and mat2 .*\(mine\.py:\d+\)",
+    "mine.py:infinite": r"first loss: inf before any step \(8 of 8 values\): look at data, model and loss",
+    "mine.py:no_model": r"builds: ZeroDivisionError: division by zero \(mine\.py:\d+\)",
+    "mine.py:no_module": r"builds: Workload\(model=…\) of 'mine' returned int, not an nn\.Module",
     "--budget standrad": r"budget='standrad'\. Did you mean 'standard'\?",
     "--device gpu": r"device 'gpu' is unknown\. Use auto, cpu",
     "--device cuda:99": r"device 'cuda:99': this machine",
@@ -117,11 +140,8 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_one_message_and_code_2_before_any_kernel_and_leaves_nothing(project, capsys, no_kernel, mistake):
-    with (project / "mine.py").open("a") as file:
-        file.write("\ndef zero():\n    return make(batch_size=0)\n\ndef large():\n    return make(batch_size=64)\n")
-        file.write("\ndef negative():\n    return make(lr=-0.1)\n\ndef nan():\n    return make(lr=float('nan'))\n")
-        file.write("\ndef empty():\n    return make(train_data=[])\n\ndef changed():\n    return make(lr=0.2)\n")
-        file.write("\ndef nothing():\n    pass\n")
+    changed = [f"\n\ndef {name}():\n    return make({change})\n" for name, change in CHANGES.items()]
+    (project / "mine.py").write_text("".join([MINE, *changed, "\n\ndef nothing():\n    pass\n"]))
     (project / "broken.py").write_text(BROKEN)
     (project / "syntax.py").write_text("workload = = 3\n")
     Study.open("theirs", workload="theirs", fingerprint={})
@@ -136,7 +156,7 @@ def test_a_mistake_is_one_message_and_code_2_before_any_kernel_and_leaves_nothin
     assert out == ""
     assert err.startswith("Error: ")
     assert "Traceback" not in err
-    assert err.count("Error: ") == 1 + err.count("ZeroDivisionError: ") + err.count("SyntaxError: ")
+    assert len(re.findall(r"^Error: ", err, re.MULTILINE)) == 1
     assert re.search(MISTAKES[mistake], err)
     assert sorted(path for path in project.rglob("*") if "__pycache__" not in str(path)) == before
 
@@ -157,6 +177,12 @@ def test_an_error_nobody_expected_is_short_and_says_how_to_see_more(capsys, monk
     monkeypatch.setenv("WORKUP_TRACEBACK", "1")
     with pytest.raises(ZeroDivisionError):
         cli.main(["show", "runs/x"])
+
+
+def test_what_a_loss_says_at_its_first_batch_is_not_asked_again_by_the_notebooks(project, capsys, no_kernel):
+    (project / "mine.py").write_text(MINE.replace("0.1,", "0.1, initial_loss=7.0,"))
+    with pytest.raises(pytest.fail.Exception, match="a kernel was about to start"):
+        cli.main(["run", "mine.py:workload"])  # an unexpected first loss is a warning of `workup check`, no mistake
 
 
 # -- run -----------------------------------------------------------------------------------
@@ -264,6 +290,37 @@ def test_report_writes_one_file_and_says_where(study, capsys):
     code, out, _ = workup(capsys, "report", "runs/mine")
     assert (code, out) == (0, "runs/mine/report.html\n")
     assert "It trains best." in (study.folder / "report.html").read_text()
+
+
+def test_check_prints_every_check_and_ends_with_code_1_only_where_one_fails(project, capsys):
+    code, out, _ = workup(capsys, "check", "mine.py:workload")
+    assert code == 0
+    assert "gradients                  pass" in out
+    assert out.splitlines()[-1].startswith("It can be trained; look first at: ")
+    (project / "mine.py").write_text(MINE.replace('reduction="none")', 'reduction="none").detach()'))
+    code, out, _ = workup(capsys, "check", "mine.py:workload")
+    assert code == 1
+    assert re.search(r"one batch passes +fail +.*has no gradient", out)
+    assert out.splitlines()[-1] == "Not ready to train: one batch passes."
+
+
+def test_new_writes_a_file_that_passes_its_own_check_and_is_never_overwritten(project, capsys):
+    code, out, _ = workup(capsys, "new", "my_workload.py")
+    assert (code, out) == (0, "Wrote my_workload.py. It runs as it is: workup check my_workload.py:workload\n")
+    written = (project / "my_workload.py").read_text()
+    assert "workup run my_workload.py:workload" in written
+    assert workup(capsys, "check", "my_workload.py:workload")[0] == 0
+    code, _, err = workup(capsys, "new", "my_workload.py")
+    assert code == 2
+    assert err == "Error: new my_workload.py: it is there already, and stays as it is. Name another.\n"
+    assert (project / "my_workload.py").read_text() == written
+
+
+@pytest.mark.parametrize(("file", "said"), [("w.txt", "ends in .py"), ("mine.py/w.py", "cannot write it")])
+def test_new_says_why_it_cannot_write(capsys, file, said):
+    code, _, err = workup(capsys, "new", file)
+    assert code == 2
+    assert said in err
 
 
 def test_workloads_lists_every_built_in_with_a_line(capsys):

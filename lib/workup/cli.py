@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from workup import __version__
-from workup.errors import WorkupError
+from workup.errors import ParameterError, WorkloadError, WorkupError
 
 if TYPE_CHECKING:
     from workup.study import Study
@@ -53,6 +53,7 @@ def run_command(reference: str, study: str | None, wanted: str, kernel: str | No
     """Run the workbook's notebooks on a workload."""
     from workup import kernels, workbook
     from workup.measure import devices
+    from workup.measure.check import check
     from workup.show.cards import recommendations
     from workup.show.report import write_report
     from workup.study import Study
@@ -60,11 +61,13 @@ def run_command(reference: str, study: str | None, wanted: str, kernel: str | No
 
     chosen = workbook.select(wanted)
     kernels.manager(kernel)
-    devices.resolve(rest["device"])
-    workload = load(reference)
+    device, workload = devices.resolve(rest["device"]), load(reference)
     folder = study or "runs/" + "".join(c if c.isalnum() or c in "-_." else "-" for c in workload.name)
     own = {name: workbook.value(text) for name, text in pairs}
     plan = workbook.assign(chosen, {"workload": reference, "study": folder, **rest}, own)
+    for made in check(workload, device=device, seed=rest["seed"], until="first loss"):
+        if made.result == "fail":
+            raise WorkloadError(f"workload '{reference}', {made.name}: {made.detail.rstrip('.')}.")
     opened = Study.open(folder, workload=workload.name, fingerprint=fingerprint(workload))
     failed = _run(plan, opened, kernel)
     click.echo(f"\n{recommendations(opened)}\n\nReport: {_path(write_report(opened))}")
@@ -98,9 +101,19 @@ def _run(plan: dict[str, dict[str, Any]], study: "Study", kernel: str | None) ->
 @commands.command("check")
 @click.argument("reference", metavar="REF")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda:0 or mps.")
-def check_command(reference: str, device: str) -> None:
-    """Check in seconds that a workload can be trained at all."""
-    raise NotImplementedError
+@click.option("--seed", default=0, show_default=True, help="Fixes initial weights and batches.")
+def check_command(reference: str, device: str, seed: int) -> None:
+    """Check in seconds that a workload can be trained at all; exit code 1 where it cannot."""
+    from workup.experiments.workload_check import verdict
+    from workup.measure import devices
+    from workup.measure.check import check
+    from workup.workload import load
+
+    checks = check(load(reference), device=devices.resolve(device), seed=seed)
+    found = verdict(checks)
+    _table(("check", "result", "what was seen"), [(c.name, c.result, c.detail) for c in checks])
+    click.echo(f"\n{found.summary}")
+    sys.exit(found.value == "fail")
 
 
 @commands.command("show")
@@ -141,7 +154,17 @@ def report_command(study: str) -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 def new_command(file: Path) -> None:
     """Write a commented starting file for your own workload, which runs as it is."""
-    raise NotImplementedError
+    template = Path(__file__).parent / "workloads" / "template.py"
+    if file.suffix != ".py":
+        raise ParameterError(f"new {file}: name a file that ends in .py.")
+    try:
+        with file.open("x") as new:
+            new.write(template.read_text().replace("FILE", str(file)))
+    except FileExistsError:
+        raise ParameterError(f"new {file}: it is there already, and stays as it is. Name another.") from None
+    except OSError as error:
+        raise ParameterError(f"new {file}: cannot write it ({error.strerror}).") from None
+    click.echo(f"Wrote {file}. It runs as it is: workup check {file}:workload")
 
 
 @commands.command("workloads")

@@ -48,13 +48,14 @@ class First:
     output: Any
 
 
-def check(workload: Workload, *, device: str = "cpu", seed: int = 0) -> list[Check]:
+def check(workload: Workload, *, device: str = "cpu", seed: int = 0, until: str | None = None) -> list[Check]:
     """Every check in turn, the later ones only if a batch passes.
 
     An error in the user's own code is a failed check; nothing of the caller's changes.
 
     Args:
         device: as from :func:`workup.measure.devices.resolve`.
+        until: the name of the last check to make; None makes all.
 
     Example:
         >>> from workup import load
@@ -83,7 +84,7 @@ def check(workload: Workload, *, device: str = "cpu", seed: int = 0) -> list[Che
         for name, rule, ask in steps:
             result, detail = _answered(ask)
             results.append(Check(name=name, result=result, detail=detail, rule=rule))
-            if result == "fail" and not found:
+            if name == until or (result == "fail" and not found):
                 break
             seed_everything(seed)
     return results
