@@ -38,8 +38,8 @@ def input_bound(speeds: pd.DataFrame, *, batch_size: int) -> Finding:
         speeds: one row a stretch: what (``loader``, ``step``, ``together``), round, step_seconds.
 
     Returns:
-        ``input_bound``: True, False, or None where the rounds disagree too much. ``interval`` is the range over
-        the rounds of evidence["waiting_share"], the share of a step that is due to its loader.
+        ``input_bound``: True, False, or None where the rounds lie on both sides of ``BOUND``. In the evidence,
+        waiting_share is the share of a step that is due to its loader.
 
     Raises:
         ParameterError: one of the three speeds is missing.
@@ -47,16 +47,16 @@ def input_bound(speeds: pd.DataFrame, *, batch_size: int) -> Finding:
     table = speeds.pivot_table(index="round", columns="what", values="step_seconds")
     if missing := {"loader", "step", "together"} - set(table):
         raise ParameterError(f"input_bound(speeds=…) has no rows for {', '.join(sorted(missing))}. Measure all three.")
-    share = (1 - table.step / table.together).clip(lower=0).dropna()
-    low, middle, high = float(share.min()), float(share.median()), float(share.max())
+    share = np.sort((1 - table.step / table.together).clip(lower=0).dropna().to_numpy(dtype=float))
+    drop = (len(share) - 1) // 8  # order statistics: at least 93% around the median, from 5 rounds on
+    low, middle, high = (float(value) for value in (share[drop], np.median(share), share[-1 - drop]))
     loader, step, together = (float(table[what].median()) for what in ("loader", "step", "together"))
     limit = BOUND / (1 + BOUND)
-    clear = low > limit or high < limit
-    told = clear or high - low < 2 * BOUND
+    told = low > limit or high < limit
     now, reach = batch_size / together, batch_size / step
     summary = f"a step takes {ms(together)} with its loader and {ms(step)} on a batch already on the device"
     if not told:
-        summary = f"Cannot tell whether training waits for data: {low:.0%} to {high:.0%} of a step, round by round."
+        summary = f"Cannot tell whether training waits for data: {summary}, the wait {low:.0%} to {high:.0%} of a step."
     elif middle > limit:
         summary = f"Input-bound: {summary}; without the wait {reach:,.0f} examples/s in place of {now:,.0f}."
     else:
@@ -66,10 +66,10 @@ def input_bound(speeds: pd.DataFrame, *, batch_size: int) -> Finding:
         value=middle > limit if told else None,
         rule="playbook: F1, B4",
         summary=summary,
-        interval=(low, high),
-        confidence="high" if clear else "low",
+        confidence="high" if told and len(share) >= 5 else "medium" if told else "low",
         evidence={
             "waiting_share": middle,
+            "waiting_share_interval": (low, high),
             "loader_seconds": loader,
             "step_seconds": step,
             "together_seconds": together,
@@ -85,14 +85,15 @@ def input_bound(speeds: pd.DataFrame, *, batch_size: int) -> Finding:
 def by_setting(sweep: pd.DataFrame) -> pd.DataFrame:
     """Medians over the passes, a row a setting in the order given; failed ones last an infinite time.
 
-    ``noise`` is one number for all: the root mean square of half the relative range between passes.
+    ``noise`` is one number for all: the root mean square of half the relative range between passes
+    (0 where there is one pass).
     """
     keys = [*SETTINGS, "batching"]
     types = {"prefetch_factor": "float64"} | dict.fromkeys(SECONDS, "float64")
     groups = sweep.reindex(columns=[*keys, *SECONDS]).astype(types).groupby(keys, sort=False, dropna=False)
     table, spent = groups[list(SECONDS)].median(), groups["epoch_step_seconds"]
     spread = (spent.max() - spent.min()) / 2 / spent.median()
-    table["noise"] = float(np.sqrt((spread.dropna() ** 2).mean()))
+    table["noise"], table["passes"] = float(np.sqrt((spread.dropna() ** 2).mean())), groups.size()
     return table.reset_index().fillna({"epoch_step_seconds": np.inf})
 
 
@@ -124,7 +125,7 @@ def loader_settings(sweep: pd.DataFrame, *, batch_size: int, collate: bool = Fal
         f"Keep the loader as it is ({describe(own)}): nothing measured beats its {ms(own.epoch_step_seconds)} a step."
     )
     if chosen.name != own.name:
-        summary = _instead(chosen, own).capitalize() + "."
+        summary = _sentence(_instead(chosen, own))
     slow = table.loc[table.batching == "examples", "epoch_step_seconds"].min()
     caveats = [f"Read by slices here; a DataLoader that collates example by example takes {ms(slow)} a step."]
     return Finding(
@@ -132,7 +133,7 @@ def loader_settings(sweep: pd.DataFrame, *, batch_size: int, collate: bool = Fal
         value=value,
         rule="playbook: F2",
         summary=summary,
-        confidence="high" if own.noise < CLOSE else "medium" if own.noise < 4 * CLOSE else "low",
+        confidence="low" if own.passes == 1 or own.noise > 4 * CLOSE else "medium" if own.noise > CLOSE else "high",
         evidence={
             "lines": lines(value, batch_size=batch_size, slices=chosen.batching == "slices", collate=collate),
             "gain": float(own.epoch_step_seconds / chosen.epoch_step_seconds),
@@ -154,7 +155,7 @@ def causes(
         bound: from :func:`input_bound`. The tables are those of ``measure``.
 
     Returns:
-        ``input_causes``: a list of names; evidence[name] has advice, where, and saves_seconds (a step, at most).
+        ``input_causes``: a list of names, or "none"; evidence[name] has advice, where, saves_seconds (a step, at most).
     """
     found: dict[str, dict[str, Any]] = {}
     if bound.value is True:
@@ -162,27 +163,29 @@ def causes(
         found |= _stage_causes(stages, bound.evidence, max(1, int(table.num_workers[0]))) | _setting_causes(table)
     found |= _unused(fields) | _waits(syncs)
     names = sorted(found, key=lambda name: -found[name]["saves_seconds"])
+    told = bound.told or bool(names)
     return Finding(
         name="input_causes",
-        value=names,
+        value=(names or "none") if told else None,
         rule="playbook: F1, F2",
-        summary="; ".join(found[name]["advice"] for name in names).capitalize() + "."
-        if names
-        else "Nothing stands out.",
+        summary=_sentence("; ".join(found[name]["advice"] for name in names) or "nothing stands out"),
+        confidence=bound.confidence,
         evidence={name: found[name] for name in names},
+        settle="" if told else bound.settle,
     )
 
 
 def _stage_causes(stages: pd.DataFrame, speeds: Mapping[str, Any], workers: int) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     wait = speeds["together_seconds"] - speeds["step_seconds"]
-    for row in stages.sort_values("batch_seconds").itertuples():
-        cost = row.batch_seconds / (1 if row.kind == "transfer" else workers)
+    for row in stages.sort_values("batch_seconds").to_dict("records"):
+        spent, stage = row["batch_seconds"], row["stage"]
+        cost = spent / (1 if row["kind"] == "transfer" else workers)
         if cost >= HEAVY * speeds["together_seconds"]:
-            read = "slow_read" if row.waiting > 0.5 else "slow_decode"
-            name = {"read": read, "transform": "expensive_transform"}.get(row.kind, f"slow_{row.kind}")
-            advice = f"{ADVICE[name].format(stage=row.stage)} ({ms(row.batch_seconds)} a batch)"
-            found[name] = {"advice": advice, "where": row.stage, "saves_seconds": min(cost, wait)}
+            read = "slow_read" if row["waiting"] > 0.5 else "slow_decode"
+            name = {"read": read, "transform": "expensive_transform"}.get(row["kind"], f"slow_{row['kind']}")
+            advice = f"{ADVICE[name].format(stage=stage)} ({ms(spent)} a batch)"
+            found[name] = {"advice": advice, "where": stage, "saves_seconds": min(cost, wait)}
     return found
 
 
@@ -192,7 +195,7 @@ def _setting_causes(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
     enough = own.epoch_step_seconds * (1 - max(BOUND, 2 * own.noise))
     deeper = table[(table.num_workers == own.num_workers) & (table.prefetch_factor > own.prefetch_factor)]
     wider = table[table.num_workers > own.num_workers]
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for name, rows in (("small_prefetch", deeper), ("too_few_workers", wider)):
         best = rows.nsmallest(1, "epoch_step_seconds")
         if len(best) and best.epoch_step_seconds.iloc[0] < enough:
@@ -275,12 +278,17 @@ def describe(setting: Mapping[str, Any] | pd.Series) -> str:
     words = [
         f"{count} worker{'s' * (count != 1)}, prefetch {int(setting['prefetch_factor'])}" if count else "no workers"
     ]
+    words += ["example by example"] * (setting.get("batching") == "examples")
     words += [word for name, word in (("persistent_workers", "persistent"), ("pin_memory", "pinned")) if setting[name]]
     return ", ".join(words)
 
 
 def _instead(row: pd.Series, own: pd.Series) -> str:
     return f"{describe(row)} takes {ms(row.epoch_step_seconds)} a step, {describe(own)} {ms(own.epoch_step_seconds)}"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def ms(seconds: float) -> str:

@@ -101,16 +101,20 @@ def speeds(
 
 
 def stretch(turn: Callable[[], Any], feed: Feed, *, seconds: float) -> dict[str, Any]:
-    """``turn`` repeated for ``seconds`` after a warm-up that empties the buffer: see :func:`speeds`."""
-    until = time.perf_counter() + seconds
-    for done in range(feed.buffered + 2):
+    """``turn`` repeated for ``seconds`` after a warm-up that empties the buffer: see :func:`speeds`.
+
+    A host that runs ahead of its device would queue steps without end in that time, so the warm-up's pace
+    limits their number too.
+    """
+    began, done = time.perf_counter(), 0
+    while done < LEAST or (done < feed.buffered + 2 and time.perf_counter() - began < seconds):
         turn()
-        if time.perf_counter() > until and done + 1 >= LEAST:
-            break
+        done += 1
     devices.synchronize(feed.device)
+    most = max(LEAST, 2 * done * seconds / (time.perf_counter() - began))
     feed.waits.clear()
     steps, began = 0, time.perf_counter()
-    while steps < LEAST or time.perf_counter() - began < seconds:
+    while steps < LEAST or (steps < most and time.perf_counter() - began < seconds):
         turn()
         steps += 1
     devices.synchronize(feed.device)
@@ -152,7 +156,7 @@ def sweep(
         step_seconds (steady), stall_seconds (extra wait at an epoch's start), epoch_step_seconds
         (stalls shared among the epoch's steps), status (``finished``, ``failed``), reason.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     with preserved():
         step = stepper(workload, device=device, seed=seed)
         for index in range(passes):

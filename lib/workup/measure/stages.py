@@ -129,10 +129,9 @@ def _names(batch: Any) -> list[tuple[Any, str]]:
 def _cost(workload: Workload, examples: Any, key: Any, device: str) -> float:
     if "collate_fn" in workload.loader:
         return float("nan")
-    collate = torch.clone if data.sliceable(workload) else default_collate
-    parts = examples[key] if data.sliceable(workload) else [example[key] for example in examples]
+    sliced = data.sliceable(workload)
     began = time.perf_counter()
-    _moved(collate(parts), device)  # type: ignore[operator]
+    _moved(examples[key].clone() if sliced else default_collate([example[key] for example in examples]), device)
     return time.perf_counter() - began
 
 

@@ -27,7 +27,8 @@ def stepper(workload: Workload, *, device: str, seed: int = 0, compile: bool | N
     seed_everything(seed)
     model = workload.build_model().to(device).train()
     optimizer = workload.optimizer(model.parameters(), workload.lr)
-    forward = torch.compile(model) if (workload.compile if compile is None else compile) else model
+    compiled = workload.compile if compile is None else compile
+    forward: Any = torch.compile(model) if compiled else model
     scaler = torch.amp.GradScaler(torch.device(device).type) if workload.precision == "fp16" else None
 
     def step(batch: Any) -> Tensor:

@@ -1,0 +1,117 @@
+"""Does training wait for its data, why, and what ends it (playbook: F1, F2, B4)."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from workup.experiments.session import Session
+from workup.finding import Finding
+from workup.judge import pipeline as judge
+from workup.measure import data, loader, stages, syncs
+from workup.measure.profile import profile_steps
+from workup.progress import progress
+
+#: rounds of the three speeds, and their timed seconds in all; passes over the sweep, and timed seconds of each
+#: measurement in it; the most workers tried; batches the stages are timed over.
+BUDGET: dict[str, dict[str, Any]] = {
+    "smoke": {"rounds": 3, "seconds": 1.0, "passes": 1, "each": 0.2, "workers": 1, "batches": 2},
+    "standard": {"rounds": 5, "seconds": 7.5, "passes": 2, "each": 0.7, "workers": 8, "batches": 8},
+    "thorough": {"rounds": 9, "seconds": 45.0, "passes": 5, "each": 3.0, "workers": 32, "batches": 32},
+}
+#: Batches that each worker may have ready: torch's default, and one that rides out slow batches.
+PREFETCH = (2, 8)
+#: What a sweep is read by.
+COMPARED = list(judge.SECONDS)
+#: Where in the study the profiler's trace is written.
+TRACE = "profile.json"
+
+
+def batch_size(session: Session) -> int:
+    """The batch size measured at: as given, as found, or the workload's."""
+    own = session.workload.batch_size
+    return int(session.settle("batch_size", finding="recommended_batch_size", fallback=own))
+
+
+def speeds(session: Session) -> pd.DataFrame:
+    """The loader alone, the step alone, both together, interleaved: a row a stretch."""
+    budget = BUDGET[session.budget]
+    return loader.speeds(
+        session.workload,
+        batch_size=batch_size(session),
+        device=session.device,
+        seed=session.seed,
+        rounds=budget["rounds"],
+        seconds=budget["seconds"],
+    )
+
+
+def plan(session: Session) -> list[Mapping[str, Any]]:
+    """The settings to try: the user's own first, then workers in powers of two with two depths of prefetch.
+
+    No more workers than cores, unless asked for; at least one is tried.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    most = int(session.settle("max_workers", fallback=max(1, min(cores, BUDGET[session.budget]["workers"]))))
+    own = {key: value for key, value in session.workload.loader.items() if key in loader.DEFAULTS}
+    pinned = {"pin_memory": True} if session.device.startswith("cuda") else {}
+    settings = [own, {"num_workers": 0}, {"num_workers": 0, **pinned}]
+    if data.sliceable(session.workload):
+        settings.append(dict(loader.BY_EXAMPLE))
+    if own.get("num_workers"):
+        settings.append({**own, "prefetch_factor": PREFETCH[-1]})
+    counts = sorted({most, *(2**k for k in range(most.bit_length()))})
+    depths = PREFETCH[:1] if session.budget == "smoke" else PREFETCH
+    workers = [{"num_workers": count, "prefetch_factor": depth, **pinned} for depth in depths for count in counts]
+    settings += [{**setting, "persistent_workers": True} for setting in workers]
+    filled = [tuple(sorted({**loader.DEFAULTS, **setting}.items(), key=str)) for setting in settings]
+    return [setting for i, setting in enumerate(settings) if filled[i] not in filled[:i]]
+
+
+def sweep(session: Session, settings: list[Mapping[str, Any]]) -> pd.DataFrame:
+    """Training with its loader under each setting: a row a setting and pass, ``setting`` its description."""
+    budget = BUDGET[session.budget]
+    with progress(len(settings) * budget["passes"], "loader settings", unit="measurements") as bar:
+        table = loader.sweep(
+            session.workload,
+            settings,
+            batch_size=batch_size(session),
+            device=session.device,
+            seed=session.seed,
+            passes=budget["passes"],
+            seconds=budget["each"],
+            advance=bar.advance,
+        )
+    table.insert(0, "setting", [judge.describe(row) for _, row in table.iterrows()])
+    return table
+
+
+def look_inside(session: Session) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Where a batch's time goes by stage; which fields training uses; the lines of its step that wait."""
+    how: dict[str, Any] = {"batch_size": batch_size(session), "device": session.device, "seed": session.seed}
+    by_stage = stages.stages(session.workload, **how, batches=BUDGET[session.budget]["batches"])
+    return by_stage, stages.fields(session.workload, **how), syncs.find_syncs(session.workload, **how)
+
+
+def profile(session: Session) -> pd.DataFrame:
+    """A profiler's trace of some steady steps, written to the study as ``TRACE``; returns its summary."""
+    how: dict[str, Any] = {"batch_size": batch_size(session), "device": session.device, "seed": session.seed}
+    text, summary = profile_steps(session.workload, **how)
+    session.study.write(TRACE, text)
+    return summary
+
+
+def conclude(
+    session: Session, speeds: pd.DataFrame, sweep: pd.DataFrame, inside: tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
+) -> tuple[Finding, ...]:
+    """input_bound, input_causes, loader_settings and unintended_syncs."""
+    size, collate = batch_size(session), "collate_fn" in session.workload.loader
+    by_stage, fields, waits = inside
+    bound = judge.input_bound(speeds, batch_size=size)
+    return session.conclude(
+        bound,
+        judge.causes(bound, stages=by_stage, sweep=sweep, fields=fields, syncs=waits),
+        judge.loader_settings(sweep, batch_size=size, collate=collate),
+        judge.synchronisation(waits, device=session.device),
+    )
