@@ -10,19 +10,26 @@ from torch import nn
 from workup.experiments.session import Session
 from workup.finding import Finding
 from workup.judge import batch_size as judge
-from workup.measure import throughput
-from workup.measure.memory import Attempt, Limit, memory_limit
+from workup.measure import noise_scale, throughput
+from workup.measure.memory import MARGIN, Attempt, Limit, memory_limit
 from workup.measure.probe import Prober, search
 from workup.progress import progress
-from workup.trace import Trace
+from workup.trace import Trace, Trial
 from workup.workload import size
 
 #: slowest: no size whose step takes longer [s]; stretch [s]; rounds: least and most; below: doublings below
 #: today's size; width: relative width of the throughput intervals at which rounds end.
 BUDGET: dict[str, dict[str, Any]] = {
-    "smoke": {"slowest": 0.3, "stretch": 0.03, "rounds": (2, 2), "below": 2, "width": 0.2},
-    "standard": {"slowest": 2.0, "stretch": 0.25, "rounds": (3, 5), "below": 4, "width": 0.1},
-    "thorough": {"slowest": 20.0, "stretch": 1.0, "rounds": (5, 12), "below": 6, "width": 0.05},
+    "smoke": {"slowest": 0.3, "stretch": 0.03, "rounds": (2, 2), "below": 2, "noise": (30, 3, 4), "width": 0.2},
+    "standard": {"slowest": 2.0, "stretch": 0.25, "rounds": (3, 5), "below": 4, "noise": (200, 5, 6), "width": 0.1},
+    "thorough": {
+        "slowest": 20.0,
+        "stretch": 1.0,
+        "rounds": (5, 12),
+        "below": 6,
+        "noise": (1000, 10, 16),
+        "width": 0.05,
+    },
 }
 #: No size beyond this, where neither data nor memory ends the search before.
 CAP = 65536
@@ -124,31 +131,54 @@ def batch_norms(session: Session) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
 
 
-def conclude(session: Session, attempts: pd.DataFrame, stretches: pd.DataFrame) -> tuple[Finding, ...]:
-    """max_feasible, saturation, input_bound, and a recommended size that has run again in a fresh process."""
-    most, source = roof(session)
-    held = limit(session)
+def noise(session: Session) -> pd.DataFrame:
+    """Gradient norms at two sizes along a short training at today's settings (playbook: B8)."""
+    steps, points, draws = BUDGET[session.budget]["noise"]
+    steps = min(steps, session.workload.max_train_steps)
+    at = sorted({round(k * (steps - 1) / (points - 1)) for k in range(points)})
+    trial = Trial(lr=session.workload.lr, steps=steps, batch_size=session.workload.batch_size, seed=session.seed)
+    with progress(1, "gradient noise", unit="trainings") as bar:
+        rows = noise_scale.measure(session.workload, trial, at=at, draws=draws, device=session.device)
+        bar.advance()
+    return rows
+
+
+def costs(session: Session, noise: pd.DataFrame, speeds: pd.DataFrame) -> tuple[Finding, pd.DataFrame]:
+    """The critical batch size, and steps, examples and seconds to the goal of today's run by size (B8 to B10)."""
+    found, workload = judge.critical(noise), session.workload
+    size = found.value or (found.interval or (0.0,))[0]
+    return found, judge.costs(speeds, size, present=workload.batch_size, steps=workload.max_train_steps)
+
+
+def conclude(
+    session: Session, attempts: pd.DataFrame, stretches: pd.DataFrame, noise: pd.DataFrame
+) -> tuple[Finding, ...]:
+    """recommended (it has run again in a fresh process), max_feasible, saturation, critical, input_bound."""
+    (most, source), held, workload = roof(session), limit(session), session.workload
     feasible = judge.max_feasible(
         attempts, most=most, most_source=source, limit_bytes=held.bytes, limit_source=held.source
     )
-    saturated = judge.saturation(stretches)
-    speeds = judge.speeds(stretches)
-    choice = judge.candidates(speeds, saturated)
-    found = [feasible, saturated]
-    while choice:
-        verified = verify(session, choice[-1])
-        if verified["status"] == "fits" and (len(choice) == 1 or verified["peak_bytes"] <= 0.9 * held.bytes):
-            why = "the smallest size at full throughput" if saturated.told else "throughput still grows up to it"
+    speeds, saturated, critical = judge.speeds(stretches), judge.saturation(stretches), judge.critical(noise)
+    today = {"present": workload.batch_size, "steps": workload.max_train_steps}
+    recommended = Finding(
+        name="recommended_batch_size",
+        value=None,
+        rule="playbook: B5",
+        summary="No size ran again in a fresh process.",
+        settle="More memory, or a smaller model.",
+    )
+    for choice, why in judge.choose(speeds, saturated, critical, **today):
+        verified = verify(session, choice)
+        if verified["status"] == "fits" and verified["peak_bytes"] <= (1 - MARGIN) * held.bytes:
             recommended = judge.recommend(
-                choice[-1],
+                choice,
+                why=why,
                 table=speeds,
                 verified=verified,
                 limit_bytes=held.bytes,
-                present=session.workload.batch_size,
+                present=workload.batch_size,
                 norms=batch_norms(session),
-                why=why,
             )
-            found += [recommended, judge.input_bound(stretches, batch_size=choice[-1])]
             break
-        choice.pop()
-    return session.conclude(*found)
+    bound = judge.input_bound(stretches, batch_size=recommended.value or workload.batch_size)
+    return session.conclude(recommended, feasible, saturated, critical, bound)

@@ -174,17 +174,20 @@ def next_size(
         return None
     fits = sorted((one for one in tried if one.fits), key=lambda one: one.batch_size)[-2:]
     if len(fits) == 2:
-        guess = _reach([one.peak_bytes for one in fits], fits, limit_bytes)
         in_time = _reach([one.step_seconds for one in fits], fits, slowest)
         if bad is None and in_time <= low:
             return None
-        guess = min(guess, in_time, 16 * low)
+        guess = _reach([one.peak_bytes for one in fits], fits, limit_bytes)
+        # Peak memory is convex in the size: what leads at small sizes need not at large ones. So far
+        # beyond the last measurement its line is only half believed, and measured again on the way.
+        far = guess > 1.5 * low and guess < roof
+        guess = min(0.8 * guess if far else 0.98 * guess, in_time, 16 * low)
     else:
         guess = math.sqrt(low * bad) if bad else 4 * low
-    if guess <= low * (1 + within):
+    if not guess > low * (1 + within):
         guess = low * (1 + within)
     if bad and guess >= bad:
-        guess = math.ceil(bad / (1 + within)) if within else (low + bad) / 2
+        guess = bad / (1 + within) if within else (low + bad) / 2
     return max(low + 1, min(int(guess), roof - 1)) if roof - low > 1 else None
 
 

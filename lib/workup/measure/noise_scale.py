@@ -1,0 +1,88 @@
+"""The gradient's noise against its length, along a short training (McCandlish et al. 2018, arXiv:1812.06162)."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from workup.measure import data
+from workup.measure.train import train
+from workup.trace import Trial
+from workup.workload import Workload, size
+
+COLUMNS = ("step", "draw", "small", "large", "population", "small_norm2", "large_norm2")
+
+
+def measure(
+    workload: Workload, trial: Trial, *, at: Sequence[int], draws: int = 6, parts: int = 8, device: str = "cpu"
+) -> pd.DataFrame:
+    """Squared gradient norms at two batch sizes, at some steps of one training.
+
+    The training is THE loop's, untouched: the loss it calls looks at the model before the step.
+    One draw takes ``parts`` batches of ``trial.batch_size`` from one shuffle of the data; their
+    mean squared norm is the small size's, the squared norm of their mean the large size's.
+
+    Args:
+        at: steps to measure at, from 0, below ``trial.steps``.
+        draws: repetitions at each, with other shuffles.
+
+    Returns:
+        A row per step and draw: step, draw, small, large (batch sizes), population (size of the
+        data, 0 if unknown), small_norm2, large_norm2. Steps that a failed training never
+        reached are not there.
+    """
+    examples = size(workload.train_data) or 0
+    parts = min(parts, examples // trial.batch_size) if examples else parts
+    rows: list[list[float]] = []
+    seen = 0
+
+    def look(model: nn.Module, batch: Any) -> Tensor:
+        nonlocal seen
+        if seen in at:
+            with untouched(model, device):
+                for draw in range(draws):
+                    source = data.batches(
+                        workload, trial.batch_size, seed=trial.seed + 1000 * (draw + 1), device=device
+                    )
+                    norms = two_norms(lambda b: workload.loss(model, b), model, [next(source) for _ in range(parts)])
+                    rows.append([seen, draw, trial.batch_size, parts * trial.batch_size, examples, *norms])
+        seen += 1
+        return workload.loss(model, batch)
+
+    if parts >= 2:
+        train(dataclasses.replace(workload, loss=look), trial, device=device)
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def two_norms(loss: Callable[[Any], Tensor], model: nn.Module, batches: Sequence[Any]) -> tuple[float, float]:
+    """(mean of the batches' squared gradient norms, squared norm of their mean gradient); ``.grad`` stays as it is."""
+    params = [p for p in model.parameters() if p.requires_grad]
+    total: list[Tensor] | None = None
+    small = 0.0
+    for batch in batches:
+        found = torch.autograd.grad(loss(batch).float().mean(), params, allow_unused=True)
+        grads = [torch.zeros_like(p) if g is None else g for p, g in zip(params, found, strict=True)]
+        small += _norm2(grads) / len(batches)
+        total = grads if total is None else list(torch._foreach_add(total, grads))
+    return small, _norm2(total or []) / len(batches) ** 2
+
+
+def _norm2(tensors: Sequence[Tensor]) -> float:
+    return float(torch.nn.utils.get_total_norm(tensors)) ** 2
+
+
+@contextlib.contextmanager
+def untouched(model: nn.Module, device: str) -> Any:
+    """Buffers (batch norm's running averages) and the random stream are afterwards as before."""
+    kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, before in kept:
+                    buffer.copy_(before)
