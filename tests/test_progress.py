@@ -64,6 +64,11 @@ def test_an_interrupted_stage_says_how_far_it_came_and_lets_the_interrupt_throug
     assert capsys.readouterr().out == "sweep: stopped after 2 of 5 trials in 3.0 s\n"
 
 
+def test_one_trial_is_one_trial(capsys):
+    run(1.0, 1)
+    assert capsys.readouterr().out == "learning rate sweep: 1 trial in 1.0 s\n"
+
+
 def test_nothing_to_do_is_no_fault(capsys):
     run(1.0, 0)
     assert capsys.readouterr().out == "learning rate sweep: 0 trials in 0.0 s\n"

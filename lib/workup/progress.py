@@ -33,8 +33,9 @@ class Progress:
 
     def close(self) -> None:
         """The stage's one line: it takes the bar's place, so that a saved notebook holds text."""
-        whole = self.done >= self.total
-        counted = f"{self.done} {self.unit}" if whole else f"stopped after {self.done} of {self.total} {self.unit}"
+        unit = self.unit.removesuffix("s") if self.total == 1 else self.unit
+        stopped = f"stopped after {self.done} of " if self.done < self.total else ""
+        counted = f"{stopped}{self.total} {unit}"
         line = f"{self.label}: {counted} in {spell(self._clock() - self._begin)}"
         if self._bar:
             self._bar.replace(line)

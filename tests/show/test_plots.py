@@ -180,7 +180,7 @@ def test_grad_norms_part_at_the_threshold_and_count_what_is_not_finite_as_clippe
     below, above = (line.get_ydata().tolist() for line in ax.lines[:2])
     assert (above, len(below)) == ([8.0, 9.0], 6)
     assert list(points(ax, "X")[0].get_xdata()) == [3, 5]
-    assert texts(ax) == ["threshold 4\nclips 40%"]
+    assert texts(ax) == ["threshold 4\nwould clip 40%"]
     assert (ax.get_yscale(), ax.get_ylabel()) == ("log", "gradient norm (L2, unclipped)")
 
 
@@ -199,7 +199,7 @@ def test_the_histogram_counts_every_finite_norm_once_in_bins_equal_on_a_log_scal
 def test_the_histogram_at_a_threshold_says_the_share_it_clips():
     finding = Finding(name="clip_norm", value=2.5, rule="E3", summary="Clip at 2.5.")
     ax = plots.norm_histogram([1.0, 2.0, 3.0, 4.0], finding)
-    assert any("threshold 2.5: clips 50%" in text for text in texts(ax))
+    assert any("threshold 2.5: would clip 50%" in text for text in texts(ax))
     assert ax.get_title(loc="left") == "Clip at 2.5."
 
 

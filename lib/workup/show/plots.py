@@ -113,7 +113,7 @@ def grad_norms(trace: Trace | Iterable[float], threshold: Told = None, *, ax: Ax
     style.crosses(ax, step[~np.isfinite(norm)])
     if line:
         ax.axhline(line, color=style.VERMILLION, linewidth=1.2, linestyle="--")
-        clips = f"threshold {style.number(line)}\nclips {np.mean(~(norm <= line)):.0%}"
+        clips = f"threshold {style.number(line)}\nwould clip {np.mean(~(norm <= line)):.0%}"
         style.label_ends(ax, [(line, clips, style.VERMILLION)])
     return style.dress(ax, _title(threshold, "Gradient norm by step"), "step", "gradient norm (L2, unclipped)")
 
@@ -129,7 +129,7 @@ def norm_histogram(trace: Trace | Iterable[float], threshold: Told = None, *, ax
         counts = ax.hist(fine, list(np.geomspace(low, high, 41)), color=style.BLUE, alpha=0.8, edgecolor="white")[0]
         ax.set_ylim(0, np.max(counts) * 1.2)
         if line:
-            name = f"threshold {style.number(line)}: clips {np.mean(~(norm <= line)):.0%}"
+            name = f"threshold {style.number(line)}: would clip {np.mean(~(norm <= line)):.0%}"
         else:
             line = float(np.percentile(fine, 90))
             name = f"90th percentile {style.number(line)}"

@@ -79,7 +79,7 @@ def _chapters(folder: Path) -> Iterator[Chapter]:
                 texts.append(said)
             for output in cell.get("outputs", []):
                 if image := output.get("data", {}).get("image/png"):
-                    figures.append(("".join(image.split()), said))
+                    figures.append(("".join(image.split()), re.sub(r"(?m)^#+ .*$", "", said)))
                     said = ""
                 if output.output_type == "error":
                     failure = f"{output.ename}: {output.evalue}"

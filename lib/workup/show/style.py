@@ -91,7 +91,7 @@ _UNITS = (("ms", 0.001, 1), ("s", 1, 120), ("min", 60, 7200), ("h", 3600, math.i
 
 def ramp(count: int) -> list[Any]:
     """``count`` colours from dark to light, in the order of what they stand for."""
-    return list(matplotlib.colormaps["viridis"](np.linspace(0.0, 0.85, max(count, 1))))
+    return list(matplotlib.colormaps["viridis"](np.linspace(0.0, 0.8, max(count, 1))))
 
 
 def note(ax: Axes, x: float, y: float, text: str, colour: Any = GREY, *, at: str = "data", **how: Any) -> None:
@@ -135,7 +135,8 @@ def band(ax: Axes, low: float, high: float, colour: str, name: str) -> None:
     left, right = sorted(ax.get_xlim())
     low, high = max(low, left), min(high, right)
     middle = math.sqrt(low * high) if ax.get_xscale() == "log" else (low + high) / 2
-    note(ax, middle, 0.03, name, colour, at="top", ha="center")
+    middle, side = (right, "right") if high == right else (middle, "center")
+    note(ax, middle, 0.03, name, colour, at="top", ha=side)
 
 
 def crosses(ax: Axes, x: Iterable[float]) -> None:
