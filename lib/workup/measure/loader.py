@@ -64,6 +64,10 @@ class Feed:
         self.waits.append((time.perf_counter() - began, opens))
         return batch
 
+    def end_epoch(self) -> None:
+        """Let the epoch end after the batches already under way, as it would at its last."""
+        self.iterator._sampler_iter = iter(())
+
 
 def speeds(
     workload: Workload, *, batch_size: int, device: str = "cpu", seed: int = 0, rounds: int = 5, seconds: float = 6.0
@@ -191,10 +195,10 @@ def _measured(step: Step, feed: Feed, seconds: float, examples: int | None, batc
     row = stretch(lambda: step(feed.draw()), feed, seconds=seconds)
     stall = row["stall_seconds"]
     if np.isnan(stall):  # no epoch ended meanwhile: end one
-        feed.iterator = None
-        feed.waits.clear()
-        step(feed.draw())
-        stall = max(0.0, feed.waits[0][0] - row["data_seconds"])
+        feed.end_epoch()
+        while not feed.waits[-1][1]:
+            step(feed.draw())
+        stall = max(0.0, feed.waits[-1][0] - row["data_seconds"])
     share = stall * batch_size / examples if examples else 0.0
     return {
         "first_batch_seconds": first,

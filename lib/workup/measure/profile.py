@@ -1,5 +1,6 @@
 """A profiler's trace of some steady steps (playbook: F1)."""
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def profile_steps(
         chrome://tracing open; and its summary, one row an operator or labelled part, the longest first:
         name, part (whether it is one of ``PARTS``), calls, self_ms, total_ms (host), device_ms, each per step.
     """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it writes its own progress into the notebook
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.startswith("cuda") else [])]
     with preserved(), tempfile.TemporaryDirectory() as folder:
         step = stepper(workload, device=device, seed=seed)
