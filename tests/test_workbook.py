@@ -138,9 +138,14 @@ def empty(*names):
     return {name: {} for name in names}
 
 
-def run(plan, study):
+def run(plan, study, kernel=None):
+    """What stopped each notebook, and what they printed."""
     out = io.StringIO()
-    return list(workbook.run(plan, study=study, kernel=None, out=out)), out.getvalue()
+    return [workbook.execute(n, v, study=study, kernel=kernel, out=out) for n, v in plan.items()], out.getvalue()
+
+
+def executed(study, name):
+    return nbformat.read(study.folder / "notebooks" / f"{name}.ipynb", as_version=4)
 
 
 def test_a_notebook_runs_in_this_python_with_its_parameters_and_its_lines_come_through(books, study):
@@ -151,33 +156,29 @@ def test_a_notebook_runs_in_this_python_with_its_parameters_and_its_lines_come_t
         knobs="\nlr: float = None",
     )
     plan = {"04_learning_rate": {"seed": 3, "study": "runs/y", "lr": 1e-3}}
-    (outcome,), printed = run(plan, study)
-    assert outcome.error == ""
+    errors, printed = run(plan, study)
+    assert errors == [""]
     assert printed == f"{sys.executable} 3 runs/y 0.001 {os.getcwd()}\n"
-    executed = nbformat.read(outcome.path, as_version=4)
-    assert outcome.path == study.folder / "notebooks" / "04_learning_rate.ipynb"
-    assert executed.cells[-1].execution_count == 3
-    assert executed.cells[-1].outputs[0].text == printed
+    last = executed(study, "04_learning_rate").cells[-1]
+    assert last.execution_count == 3
+    assert last.outputs[0].text == printed
 
 
 def test_a_failed_notebook_tells_its_own_error_is_saved_and_lets_the_others_run(books, study):
     write(books, "02_batch_size", "1 / 0", "print('not reached')")
     write(books, "04_learning_rate", "from workup.errors import ParameterError; raise ParameterError('lr: too hot.')")
-    write(books, "05_instability", "print('here')")
-    outcomes, printed = run(empty("02_batch_size", "04_learning_rate", "05_instability"), study)
-    assert [o.error for o in outcomes] == ["ZeroDivisionError: division by zero (cell In [2])", "lr: too hot.", ""]
-    assert printed == "here\n"
-    failed = nbformat.read(outcomes[0].path, as_version=4)
-    assert [o.ename for cell in failed.cells if cell.cell_type == "code" for o in cell.outputs] == ["ZeroDivisionError"]
+    errors, printed = run(empty("02_batch_size", "04_learning_rate"), study)
+    assert errors == ["ZeroDivisionError: division by zero (cell In [2])", "lr: too hot."]
+    assert printed == ""
+    failed = executed(study, "02_batch_size").cells
+    assert [o.ename for cell in failed if cell.cell_type == "code" for o in cell.outputs] == ["ZeroDivisionError"]
 
 
 def test_a_kernel_that_is_killed_ends_its_notebook_only(books, study):
     write(books, "02_batch_size", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    write(books, "04_learning_rate", "print('here')")
-    outcomes, printed = run(empty("02_batch_size", "04_learning_rate"), study)
-    assert [o.error.partition(";")[0] for o in outcomes] == ["the kernel died", ""]
-    assert outcomes[0].path.exists()
-    assert printed == "here\n"
+    errors, _ = run(empty("02_batch_size"), study)
+    assert errors == ["the kernel died; where memory ran out, the system ends it without a word."]
+    assert "SIGKILL" in executed(study, "02_batch_size").cells[-1].source
 
 
 def test_ctrl_c_reaches_the_kernel_keeps_what_it_measured_and_stops_the_workbook(books, study, tmp_path):
@@ -215,11 +216,11 @@ def test_a_kernel_that_does_not_exist_is_an_error_and_one_that_cannot_start_an_o
 ):
     write(books, "02_batch_size", "pass")
     with pytest.raises(DeviceError, match="kernel 'nowhere': not installed"):
-        list(workbook.run({"02_batch_size": {}}, study=study, kernel="nowhere", out=io.StringIO()))
+        run(empty("02_batch_size"), study, kernel="nowhere")
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "jupyter"))
     spec = tmp_path / "jupyter" / "kernels" / "broken"
     spec.mkdir(parents=True)
     argv = [sys.executable, "-c", "raise SystemExit(3)"]
     (spec / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "x", "language": "python"}))
-    (outcome,) = workbook.run({"02_batch_size": {}}, study=study, kernel="broken", out=io.StringIO())
-    assert outcome.error.startswith("the kernel did not start or answer")
+    (error,), _ = run(empty("02_batch_size"), study, kernel="broken")
+    assert error.startswith("the kernel did not start or answer")

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,16 +83,15 @@ def _run(plan: dict[str, dict[str, Any]], study: "Study", kernel: str | None) ->
     from workup import workbook
 
     failed = []
-    ended = workbook.run(plan, study=study, kernel=kernel, out=sys.stdout)
     try:
-        for number, name in enumerate(plan, 1):
+        for number, (name, values) in enumerate(plan.items(), 1):
             click.echo(f"[{number}/{len(plan)}] {name}")
-            outcome = next(ended)
-            if outcome.error:
+            began = time.monotonic()
+            if error := workbook.execute(name, values, study=study, kernel=kernel, out=sys.stdout):
                 failed.append(name)
-                click.echo(f"{name} failed: {outcome.error}\n  See {_path(outcome.path)}", err=True)
+                click.echo(f"{name} failed: {error}\n  See {_path(study.folder / 'notebooks' / name)}.ipynb", err=True)
             else:
-                click.echo(f"  done in {outcome.seconds:.0f} s")
+                click.echo(f"  done in {time.monotonic() - began:.0f} s")
     except KeyboardInterrupt:
         click.echo(f"\nStopped. {_path(study.folder)} keeps what was measured; the same command resumes.", err=True)
         sys.exit(130)

@@ -6,35 +6,13 @@ import os
 import re
 import signal
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from workup import errors, kernels, notebooks
 from workup.errors import ParameterError, nearest
 from workup.study import Study
-
-DEFAULT = "02,04-07,11"
-START_SECONDS = 120
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How one notebook ended.
-
-    Args:
-        notebook: its name, ``04_learning_rate``.
-        path: the executed copy, also of a notebook that failed.
-        seconds: wall time, the kernel's start included.
-        error: what stopped it, in a line or two; "" where nothing did.
-    """
-
-    notebook: str
-    path: Path
-    seconds: float
-    error: str = ""
 
 
 def names() -> list[str]:
@@ -62,13 +40,14 @@ def select(wanted: str) -> list[str]:
     known = names()
     chosen: set[str] = set()
     for part in filter(None, (piece.strip() for piece in wanted.split(","))):
-        span = re.fullmatch(r"(\d+)\s*-\s*(\d+)", part)
-        low, high = (int(n) for n in span.groups()) if span else (int(part),) * 2 if part.isdecimal() else (1, 0)
-        found = [n for n in known if low <= int(n[:2]) <= high or part in (n, n[3:], f"{n}.ipynb")]
+        if span := re.fullmatch(r"(\d+)(?:\s*-\s*(\d+))?", part):
+            found = {name for name in known if int(span[1]) <= int(name[:2]) <= int(span[2] or span[1])}
+        else:
+            found = {name for name in known if part in (name, name[3:], f"{name}.ipynb")}
         if not found:
-            hint = nearest(part, known if span or part.isdecimal() or part[:1].isdecimal() else [n[3:] for n in known])
+            hint = nearest(part, known if part[0].isdecimal() else [name[3:] for name in known])
             raise ParameterError(f"--notebooks {wanted}: no notebook '{part}'. {hint}")
-        chosen.update(found)
+        chosen |= found
     if not chosen:
         raise ParameterError(f"--notebooks '{wanted}' names none. Known: {', '.join(known)}.")
     return sorted(chosen)
@@ -116,27 +95,18 @@ def assign(chosen: Sequence[str], standard: Mapping[str, Any], own: Mapping[str,
     return plan
 
 
-def run(plan: Mapping[str, Mapping[str, Any]], *, study: Study, kernel: str | None, out: TextIO) -> Iterator[Outcome]:
-    """Run the notebooks of ``plan`` (:func:`assign`), each in a kernel of its own; one failing stops no other.
+def execute(notebook: str, values: Mapping[str, Any], *, study: Study, kernel: str | None, out: TextIO) -> str:
+    """Run one notebook in a kernel of its own; what stopped it, in a line or two, or "".
 
-    What the kernels print goes to ``out`` as it comes. The executed copies land in the
-    study's ``notebooks`` folder.
+    What the kernel prints goes to ``out`` as it comes. The executed copy lands in the study's
+    ``notebooks`` folder, whatever happened.
 
     Raises:
         DeviceError: no such kernel.
         KeyboardInterrupt: stopped; the kernel has saved what it had measured and is gone.
     """
-    for notebook, values in plan.items():
-        began = time.perf_counter()
-        error = execute(notebook, values, study=study, kernel=kernel, out=out)
-        path = study.folder / "notebooks" / f"{notebook}.ipynb"
-        yield Outcome(notebook, path, time.perf_counter() - began, error)
-
-
-def execute(notebook: str, values: Mapping[str, Any], *, study: Study, kernel: str | None, out: TextIO) -> str:
-    """Run one notebook; what stopped it, or ""."""
     import papermill
-    from nbclient.exceptions import CellExecutionError, DeadKernelError
+    from nbclient.exceptions import CellExecutionError
 
     running = kernels.manager(kernel)
     with _closing(running), _stoppable(running) as stops, tempfile.TemporaryDirectory(prefix="workup-") as scratch:
@@ -155,26 +125,27 @@ def execute(notebook: str, values: Mapping[str, Any], *, study: Study, kernel: s
                 language="python",
                 progress_bar=False,
                 stdout_file=out,
-                start_timeout=START_SECONDS,
+                start_timeout=120,
                 km=running,
                 on_cell_start=stop_between_cells,
             )
-            return ""
-        except papermill.PapermillExecutionError as error:
-            if stops:
-                raise KeyboardInterrupt from None
+        except (papermill.PapermillExecutionError, CellExecutionError, RuntimeError, OSError) as error:
+            stop_between_cells()
             return _said(error)
-        except DeadKernelError:
-            return "the kernel died; where memory ran out, the system ends it without a word."
-        except (CellExecutionError, RuntimeError, OSError) as error:
-            return f"the kernel did not start or answer ({error})."
         finally:
             if copy.exists():
                 study.write(f"notebooks/{notebook}.ipynb", copy.read_text())
+        return ""
 
 
 def _said(error: Any) -> str:
     """A failed cell in a line: a user's mistake by its message alone, anything else with its kind and cell."""
+    from nbclient.exceptions import DeadKernelError
+
+    if isinstance(error, DeadKernelError):
+        return "the kernel died; where memory ran out, the system ends it without a word."
+    if not hasattr(error, "ename"):
+        return f"the kernel did not start or answer ({error})."
     if isinstance(getattr(errors, error.ename, None), type):
         return str(error.evalue)
     return f"{error.ename}: {error.evalue} (cell In [{error.exec_count}])"
