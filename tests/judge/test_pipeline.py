@@ -28,7 +28,7 @@ def setting(seconds, workers=0, prefetch=None, *, batching="collate", status="fi
         "first_batch_seconds": 0.1,
         "step_seconds": seconds,
         "stall_seconds": stall,
-        "epoch_step_seconds": seconds,
+        "epoch_step_seconds": seconds + stall / 10,  # epochs of ten steps
         "status": status,
         "reason": "" if status == "finished" else "OSError: gone",
     }
@@ -46,6 +46,10 @@ SYNCS = pd.DataFrame(columns=["file", "line", "function", "code", "per_step"])
 
 def named(bound, stages, sweep, fields=FIELDS, syncs=SYNCS):
     return pipeline.causes(bound, stages=stages, sweep=pd.DataFrame(sweep), fields=fields, syncs=syncs)
+
+
+BOUND = pipeline.input_bound(three([0.02] * 5, [0.10] * 5), batch_size=64)
+FREE = pipeline.input_bound(three([0.02] * 5, [0.02] * 5), batch_size=64)
 
 
 def test_a_step_twice_as_long_with_its_loader_is_input_bound_by_half():
@@ -100,7 +104,7 @@ def test_the_verdict_does_not_depend_on_the_unit_of_time(pairs, scale):
 
 def test_the_fastest_setting_wins_and_fewer_workers_among_equals():
     rows = [setting(0.10), setting(0.06, 1, 2), setting(0.0405, 2, 2), setting(0.040, 4, 2), setting(0.0402, 2, 8)]
-    found = pipeline.loader_settings(pd.DataFrame(rows), batch_size=64)
+    found = pipeline.loader_settings(BOUND, pd.DataFrame(rows), batch_size=64)
     assert found.value == {"num_workers": 2, "prefetch_factor": 2, "pin_memory": False, "persistent_workers": True}
     assert found.evidence["gain"] == pytest.approx(0.10 / 0.0405)
     ast.parse(found.evidence["lines"])
@@ -109,9 +113,8 @@ def test_the_fastest_setting_wins_and_fewer_workers_among_equals():
 
 
 def test_the_users_setting_stays_where_nothing_is_clearly_faster():
-    found = pipeline.loader_settings(
-        pd.DataFrame([setting(0.041, 2, 2), setting(0.060), setting(0.040, 4, 2)]), batch_size=8
-    )
+    sweep = pd.DataFrame([setting(0.041, 2, 2), setting(0.060), setting(0.040, 4, 2)])
+    found = pipeline.loader_settings(BOUND, sweep, batch_size=8)
     assert found.value["num_workers"] == 2
     assert found.summary.startswith("Keep the loader")
 
@@ -119,11 +122,27 @@ def test_the_users_setting_stays_where_nothing_is_clearly_faster():
 def test_a_gain_within_the_noise_between_passes_changes_nothing():
     noisy = [setting(0.04), setting(0.06), setting(0.030, 2, 2), setting(0.052, 2, 2)]
     calm = [setting(0.05), setting(0.05), setting(0.041, 2, 2), setting(0.041, 2, 2)]
-    assert pipeline.loader_settings(pd.DataFrame(noisy), batch_size=8).value["num_workers"] == 0
-    assert pipeline.loader_settings(pd.DataFrame(calm), batch_size=8).value["num_workers"] == 2
-    assert pipeline.loader_settings(pd.DataFrame(noisy), batch_size=8).confidence == "low"
-    assert pipeline.loader_settings(pd.DataFrame(calm), batch_size=8).confidence == "high"
-    assert pipeline.loader_settings(pd.DataFrame(calm[::2]), batch_size=8).confidence == "low"  # a single pass
+    assert pipeline.loader_settings(BOUND, pd.DataFrame(noisy), batch_size=8).value["num_workers"] == 0
+    assert pipeline.loader_settings(BOUND, pd.DataFrame(calm), batch_size=8).value["num_workers"] == 2
+    assert pipeline.loader_settings(BOUND, pd.DataFrame(noisy), batch_size=8).confidence == "low"
+    assert pipeline.loader_settings(BOUND, pd.DataFrame(calm), batch_size=8).confidence == "high"
+    assert pipeline.loader_settings(BOUND, pd.DataFrame(calm[::2]), batch_size=8).confidence == "low"  # a single pass
+
+
+def test_a_step_that_does_not_wait_keeps_its_loader_whatever_a_noisy_sweep_says():
+    sweep = pd.DataFrame([setting(0.04), setting(0.02, 2, 2)])
+    assert pipeline.loader_settings(FREE, sweep, batch_size=8).value["num_workers"] == 0
+    assert pipeline.loader_settings(BOUND, sweep, batch_size=8).value["num_workers"] == 2
+
+
+def test_workers_started_again_each_epoch_are_found_where_that_is_long_beside_the_epoch():
+    ended = {**setting(0.02, 2, 2, stall=0.2), "persistent_workers": False}
+    sweep = [ended, setting(0.02, 2, 2)]
+    assert named(FREE, stage_rows(read=0.001), sweep).value == ["epoch_stall"]
+    assert named(FREE, stage_rows(read=0.001), sweep[::-1]).value == "none"
+    found = pipeline.loader_settings(FREE, pd.DataFrame(sweep), batch_size=8)
+    assert found.value["persistent_workers"] is True
+    assert found.evidence["gain"] == pytest.approx(2)
 
 
 def test_collating_tensors_one_by_one_is_compared_but_never_recommended():
@@ -132,7 +151,7 @@ def test_collating_tensors_one_by_one_is_compared_but_never_recommended():
         setting(0.005, batching="examples"),
         setting(0.02, 1, 2, batching="slices"),
     ]
-    found = pipeline.loader_settings(pd.DataFrame(rows), batch_size=64)
+    found = pipeline.loader_settings(BOUND, pd.DataFrame(rows), batch_size=64)
     assert found.value["num_workers"] == 0
     assert "BatchSampler(RandomSampler(train_data), 64" in found.evidence["lines"]
     assert "5 ms a step" in found.caveats[0]
@@ -141,14 +160,10 @@ def test_collating_tensors_one_by_one_is_compared_but_never_recommended():
 
 def test_failed_settings_are_passed_over_and_all_failed_cannot_tell():
     gone = setting(np.nan, 2, 2, status="failed")
-    assert pipeline.loader_settings(pd.DataFrame([setting(0.1), gone]), batch_size=8).value["num_workers"] == 0
-    found = pipeline.loader_settings(pd.DataFrame([gone]), batch_size=8)
+    assert pipeline.loader_settings(BOUND, pd.DataFrame([setting(0.1), gone]), batch_size=8).value["num_workers"] == 0
+    found = pipeline.loader_settings(BOUND, pd.DataFrame([gone]), batch_size=8)
     assert not found.told
     assert "OSError: gone" in found.summary
-
-
-BOUND = pipeline.input_bound(three([0.02] * 3, [0.10] * 3), batch_size=64)
-FREE = pipeline.input_bound(three([0.02] * 3, [0.02] * 3), batch_size=64)
 
 
 def test_a_slow_stage_is_a_cause_by_name_only_where_the_step_waits():

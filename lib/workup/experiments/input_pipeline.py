@@ -112,6 +112,6 @@ def conclude(
     return session.conclude(
         bound,
         judge.causes(bound, stages=by_stage, sweep=sweep, fields=fields, syncs=waits),
-        judge.loader_settings(sweep, batch_size=size, collate=collate),
+        judge.loader_settings(bound, sweep, batch_size=size, collate=collate),
         judge.synchronisation(waits, device=session.device),
     )

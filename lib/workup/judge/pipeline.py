@@ -28,6 +28,7 @@ ADVICE = {
     "slow_transfer": "moving the batch is costly: pin_memory=True, smaller dtypes, fewer fields",
     "too_few_workers": "more workers prepare batches side by side",
     "small_prefetch": "a larger prefetch_factor rides out slow batches",
+    "epoch_stall": "every epoch begins with a wait of {stall}: persistent_workers=True keeps the workers",
 }
 
 
@@ -97,10 +98,13 @@ def by_setting(sweep: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index().fillna({"epoch_step_seconds": np.inf})
 
 
-def loader_settings(sweep: pd.DataFrame, *, batch_size: int, collate: bool = False) -> Finding:
+def loader_settings(bound: Finding, sweep: pd.DataFrame, *, batch_size: int, collate: bool = False) -> Finding:
     """The loader options to train with: as fast as the best measured, the user's own if so, else the fewest workers.
 
+    A step that does not wait, within its epochs or between them, keeps the loader it has.
+
     Args:
+        bound: from :func:`input_bound`.
         sweep: one row a setting and pass, the first the user's own; columns as ``measure.loader.sweep`` gives them.
         collate: whether the lines to paste keep a collate_fn.
 
@@ -118,8 +122,9 @@ def loader_settings(sweep: pd.DataFrame, *, batch_size: int, collate: bool = Fal
             summary=f"No loader setting could be measured: {sweep.reason.iloc[0]}",
             settle="Make the data set and its collate_fn work in one process first.",
         )
+    enough = bound.value is False and _stall(own) < BOUND * own.step_seconds
     good = choice[choice.epoch_step_seconds <= best * (1 + max(CLOSE, own.noise))]
-    chosen = own if own.name in good.index else good.sort_values(["num_workers", "prefetch_factor"]).iloc[0]
+    chosen = own if enough or own.name in good.index else good.sort_values(["num_workers", "prefetch_factor"]).iloc[0]
     value = {name: _plain(chosen[name]) for name in SETTINGS}
     summary = (
         f"Keep the loader as it is ({describe(own)}): nothing measured beats its {ms(own.epoch_step_seconds)} a step."
@@ -149,7 +154,8 @@ def causes(
 ) -> Finding:
     """What makes training wait, by name, the costliest first, with what to do and what it would save.
 
-    Names: those of ``ADVICE``, where the step is input-bound; ``unused_field`` and ``synchronisation`` always.
+    Names: those of ``ADVICE``, where the step is input-bound; ``epoch_stall``, ``unused_field`` and
+    ``synchronisation`` always.
 
     Args:
         bound: from :func:`input_bound`. The tables are those of ``measure``.
@@ -157,18 +163,19 @@ def causes(
     Returns:
         ``input_causes``: a list of names, or "none"; evidence[name] has advice, where, saves_seconds (a step, at most).
     """
-    found: dict[str, dict[str, Any]] = {}
+    table = by_setting(sweep)
+    found = _between_epochs(table.iloc[0])
     if bound.value is True:
-        table = by_setting(sweep)
         found |= _stage_causes(stages, bound.evidence, max(1, int(table.num_workers[0]))) | _setting_causes(table)
     found |= _unused(fields) | _waits(syncs)
     names = sorted(found, key=lambda name: -found[name]["saves_seconds"])
     told = bound.told or bool(names)
+    otherwise = "nothing stands out" if told else "whether training waits is not clear, so neither is what for"
     return Finding(
         name="input_causes",
         value=(names or "none") if told else None,
         rule="playbook: F1, F2",
-        summary=_sentence("; ".join(found[name]["advice"] for name in names) or "nothing stands out"),
+        summary=_sentence("; ".join(found[name]["advice"] for name in names) or otherwise),
         confidence=bound.confidence,
         evidence={name: found[name] for name in names},
         settle="" if told else bound.settle,
@@ -206,6 +213,18 @@ def _setting_causes(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
     if len(found) == 2 and found["small_prefetch"]["saves_seconds"] > 0.8 * found["too_few_workers"]["saves_seconds"]:
         del found["too_few_workers"]
     return found
+
+
+def _stall(setting: pd.Series) -> float:
+    """Seconds that waits at the start of epochs add to the mean step."""
+    return float(setting.epoch_step_seconds - setting.step_seconds)
+
+
+def _between_epochs(own: pd.Series) -> dict[str, dict[str, Any]]:
+    if not own.num_workers or _stall(own) < BOUND * own.step_seconds:
+        return {}
+    advice = ADVICE["epoch_stall"].format(stall=ms(own.stall_seconds))
+    return {"epoch_stall": {"advice": advice, "where": describe(own), "saves_seconds": _stall(own)}}
 
 
 def _unused(fields: pd.DataFrame) -> dict[str, dict[str, Any]]:
