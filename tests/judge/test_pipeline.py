@@ -131,7 +131,9 @@ def test_a_gain_within_the_noise_between_passes_changes_nothing():
 
 def test_a_step_that_does_not_wait_keeps_its_loader_whatever_a_noisy_sweep_says():
     sweep = pd.DataFrame([setting(0.04), setting(0.02, 2, 2)])
-    assert pipeline.loader_settings(FREE, sweep, batch_size=8).value["num_workers"] == 0
+    found = pipeline.loader_settings(FREE, sweep, batch_size=8)
+    assert found.value["num_workers"] == 0
+    assert found.summary.endswith("the step does not wait for it.")
     assert pipeline.loader_settings(BOUND, sweep, batch_size=8).value["num_workers"] == 2
 
 

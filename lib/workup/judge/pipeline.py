@@ -126,9 +126,10 @@ def loader_settings(bound: Finding, sweep: pd.DataFrame, *, batch_size: int, col
     good = choice[choice.epoch_step_seconds <= best * (1 + max(CLOSE, own.noise))]
     chosen = own if enough or own.name in good.index else good.sort_values(["num_workers", "prefetch_factor"]).iloc[0]
     value = {name: _plain(chosen[name]) for name in SETTINGS}
-    summary = (
-        f"Keep the loader as it is ({describe(own)}): nothing measured beats its {ms(own.epoch_step_seconds)} a step."
+    why = (
+        "the step does not wait for it" if enough else f"nothing measured beats its {ms(own.epoch_step_seconds)} a step"
     )
+    summary = f"Keep the loader as it is ({describe(own)}): {why}."
     if chosen.name != own.name:
         summary = _sentence(_instead(chosen, own))
     slow = table.loc[table.batching == "examples", "epoch_step_seconds"].min()
