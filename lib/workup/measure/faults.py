@@ -26,6 +26,7 @@ FAULTS = (
     ("ambiguous", r"[Uu]nable to find a valid (?:cuDNN|convolution) algorithm|FIND was unable to find an engine"),
     ("ambiguous", r"CUBLAS_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|EXECUTION_FAILED)"),
     ("ambiguous", r"miopenStatus(?:UnknownError|InternalError)|could not (?:create|execute) a primitive"),
+    ("ambiguous", r"the child process died"),
 )
 
 

@@ -149,7 +149,7 @@ def search(
             tried, first=first, most=most, limit_bytes=limit_bytes, slowest=slowest_seconds, within=within
         )
         if guess is None:
-            return
+            break
         one = tried_at(guess)
         if one.status == "failed":
             raise WorkloadError(
@@ -157,8 +157,9 @@ def search(
             )
         tried.append(one)
         yield one
-    if not any(one.fits for one in tried) and faults.kind(tried[-1].reason) == "ambiguous":
-        raise WorkloadError(f"no size runs, down to {guess}, and it may not be memory: {tried[-1].reason}")
+    last = tried[-1]
+    if not any(one.fits for one in tried) and faults.kind(last.reason) == "ambiguous":
+        raise WorkloadError(f"no size runs, down to {last.batch_size}, and it may not be memory: {last.reason}")
 
 
 def next_size(
@@ -173,22 +174,25 @@ def next_size(
     if roof - low <= max(1, int(low * within)) and (bad or low == most):
         return None
     fits = sorted((one for one in tried if one.fits), key=lambda one: one.batch_size)[-2:]
+    in_time = math.inf
     if len(fits) == 2:
         in_time = _reach([one.step_seconds for one in fits], fits, slowest)
-        if bad is None and in_time <= low:
-            return None
         guess = _reach([one.peak_bytes for one in fits], fits, limit_bytes)
         # Peak memory is convex in the size: what leads at small sizes need not at large ones. So far
         # beyond the last measurement its line is only half believed, and measured again on the way.
         far = guess > 1.5 * low and guess < roof
         guess = min(0.8 * guess if far else 0.98 * guess, in_time, 16 * low)
+    elif bad and low >= 4 and within:
+        return low // 4  # a second point for the line, below since above did not fit
     else:
         guess = math.sqrt(low * bad) if bad else 4 * low
-    if not guess > low * (1 + within):
-        guess = low * (1 + within)
-    if bad and guess >= bad:
-        guess = bad / (1 + within) if within else (low + bad) / 2
-    return max(low + 1, min(int(guess), roof - 1)) if roof - low > 1 else None
+    guess = max(guess, low * (1 + within), low + 1)
+    if bad is None and guess > in_time:
+        return None
+    if bad and guess >= bad:  # the line is proven wrong
+        middle = (low + bad) / 2 if bad < 20 * low else math.sqrt(low * bad)
+        guess = bad / (1 + within) if within and bad < 1.2 * low else middle
+    return max(low + 1, min(int(guess), roof - 1))
 
 
 def _reach(values: Sequence[float], fits: Sequence[Attempt], limit: float) -> float:
