@@ -1,7 +1,11 @@
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from workup.errors import ParameterError
 from workup.judge import stability
 
@@ -161,3 +165,40 @@ def test_any_row_of_numbers_gets_a_verdict(values):
     for event in found.evidence["events"]:
         assert 0 <= event["begin"] <= event["peak"] < len(values)
         assert event["recovered"] == (event["end"] is not None)
+
+
+def test_no_false_alarm_on_clean_curves_with_heavy_tails_and_plateaus():
+    rng = np.random.default_rng(3)
+    alarms = 0
+    for seed in range(20):
+        plateau = np.ones(400) * 2.3 + 0.02 * rng.standard_normal(400)
+        heavy = healthy(seed) + 0.05 * np.abs(rng.standard_t(2, N))
+        alarms += (stability.judge(plateau).value != "stable") + (stability.judge(heavy).value != "stable")
+    assert alarms == 0
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(120, 380), st.integers(20, 60), st.floats(1.5, 5), st.integers(0, 50))
+def test_a_planted_hump_is_found_where_it_is(begin, length, height, seed):
+    x = healthy(seed)
+    x[begin : begin + length] *= 1 + height * np.sin(np.linspace(0, np.pi, length))
+    found = stability.judge(x)
+    assert found.value == "mid_recovered"
+    event = found.evidence["events"][0]
+    assert begin - 3 <= event["begin"] <= begin + length / 2
+    assert abs(event["peak"] - (begin + length / 2)) <= length / 2
+    assert event["end"] <= begin + length + 50
+
+
+def test_labels_by_eye_on_real_curves_are_mostly_met():
+    data = Path(__file__).parent.parent / "data"
+    labels = pd.read_csv(data / "stability_labels.csv").query("curve == 'whole'").iloc[::3]
+    curves = pd.read_parquet(data / "curves_whole.parquet").set_index("run").loss
+    right = [stability.judge(curves[row.run]).value == row.label for row in labels.itertuples()]
+    assert np.mean(right) >= 0.9
+
+
+def test_the_size_of_a_rise_is_told_in_the_losses_unit_and_in_noise():
+    (event,) = stability.judge(1000 * faulty("rise and return")).evidence["events"]
+    assert 300 < event["rise"] < 1500
+    assert event["size"] == pytest.approx(event["rise"] / (0.12 * 640), rel=0.6)

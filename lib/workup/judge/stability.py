@@ -18,13 +18,15 @@ from workup.finding import Finding
 
 #: Fewest finite values that can be judged.
 FEWEST = 12
-#: An event rises this many standard deviations of the level's own noise …
-CLEAR = 6.03
-#: … and this share of the whole descent so far; the loss is back when half of the rise is lost again.
-SHARE = 0.0503
-#: Window lengths of the running medians; longer ones are used once the run is eight windows long.
+#: An event lifts a running median this many of its standard deviations above the lowest it had been …
+CLEAR = 11.07
+#: … and by this share of the whole descent; the loss is back when half of what was needed is left.
+SHARE = 0.0303
+#: It stays up for this many logged values at the least (a median over 5 needs three high ones for that).
+LASTS = 3
+#: Lengths of the running medians, in logged values; a longer one is used once the run is eight of it long.
 WINDOWS = (5, 15, 45, 135, 405, 1215)
-RULE = "playbook: C2, C3, C5"
+RULE = "playbook: C2, C3, C5, C7"
 
 _WORDS = {
     "stable": "The loss never rises clear of its noise for long.",
@@ -81,17 +83,21 @@ def judge(loss: Any, *, grad_norm: Any = None, eval_loss: Any = None, lr: Any = 
 
 
 def watch(losses: Iterable[float], *, every: int = 10) -> Iterator[Finding]:
-    """The verdict so far, after each ``every`` losses of a run under way; each uses what came before only.
+    """The verdict so far on a run under way: after each ``every`` losses, or fiftieth of the run where that is more.
+
+    Each verdict uses the losses up to then only.
 
     Example:
         >>> [f.value for f in watch([1.0] * 20 + [float("nan")], every=7)]
         ['cannot_tell', 'stable', 'diverged']
     """
     seen: list[float] = []
+    due = every
     for value in losses:
         seen.append(float(value))
-        if len(seen) % every == 0:
+        if len(seen) >= due:
             yield judge(seen)
+            due = len(seen) + max(every, len(seen) // 50)
 
 
 def curve(values: Any, name: str, length: int | None = None) -> np.ndarray:
@@ -112,59 +118,68 @@ def curve(values: Any, name: str, length: int | None = None) -> np.ndarray:
 
 
 def _conclude(x: np.ndarray, steps: np.ndarray, rates: Any, norms: Any, evals: Any) -> Finding:
-    finite = np.isfinite(x)
-    good = np.flatnonzero(finite)
+    good = np.flatnonzero(np.isfinite(x))
     last = int(good[-1]) + 1 if len(good) else 0
+    # A loss that is not finite for some steps and then is again (a skipped update) is no divergence.
     y = np.interp(np.arange(last), good, x[good]) if last else np.empty(0)
+    y, unit = _scaled(y)
     events = find_events(y)
-    early_until = max(0.1 * len(x), _ramp(rates))
-    nonfinite_end = last < len(x)
-    start, final = (y[0], float(np.median(y[-15:]))) if last else (np.nan, np.nan)
-    above = bool(last and final > start + CLEAR * _noise(y)[-1] / 3 and events and not events[-1]["recovered"])
-    begin = events[0]["begin"] if events else last
-    when = "early" if begin < early_until or begin == 0 else "mid"
-    if nonfinite_end or above:
-        value = "diverged"
-    elif not events:
-        value = "stable"
-    else:
-        value = when if not all(e["recovered"] for e in events) else f"{when}_recovered"
-    listed = [_in_steps(e, steps) for e in events]
-    evidence = {
+    noise = float(np.median(_noise(y))) if last else 0.0
+    tail = y[-max(15, len(y) // 10) :]
+    value, when = _value(x, y, events, _above(tail, _noise(y)[-1] * (1 if events else 4), y) if last else False, rates)
+    listed = [_told(e, steps, unit) for e in events]
+    evidence: dict[str, Any] = {
         "events": listed,
         "began": when if value != "stable" else None,
         "steps": len(x),
-        "nonfinite": int((~finite).sum()),
-        "noise": float(np.median(_noise(y))) if last else None,
+        "nonfinite": len(x) - len(good),
+        "noise": noise * unit,
         "oscillation": _oscillation(y),
-        "worse_than_trend": bool(events and not events[-1]["recovered"]),
+        "worse_than_trend": bool(events) and _worse(y, events[-1], float(np.median(tail)), noise),
     }
     if norms is not None:
         evidence["grad_norm_ratio"] = [_ratio(norms, e) for e in events]
     if evals is not None:
         evidence["eval_shows"] = [_shown(evals, e, len(x)) for e in events]
-    if value == "diverged":
-        how = f"is not finite from step {steps[last]:.0f} on" if nonfinite_end else "ends above where it began"
-        summary = f"The loss {how}; the trouble began {when}."
-        if last == 0:
-            summary = (
-                "The loss is not finite from the first step, before any update: look at data and model, not the lr."
-            )
-    else:
-        summary = _WORDS[value].format(**listed[0]) if listed else _WORDS[value]
-    sizes = [e["size"] for e in events]
-    sure = nonfinite_end or not sizes or max(sizes) > 2 * CLEAR
+    sure = last < len(x) or all(e["size"] > 2 for e in events)
     return Finding(
         name="stability",
         value=value,
         rule=RULE,
-        summary=summary,
+        summary=_sentence(value, when, listed, last, steps, len(x)),
         confidence="high" if sure and len(x) >= 100 else "medium" if len(x) >= 50 else "low",
         evidence=evidence,
-        caveats=()
-        if np.all(np.diff(steps) == 1)
-        else ("Not every step was logged: a short rise may have been missed.",),
+        caveats=() if np.all(np.diff(steps) == 1) else ("Not every step was logged: a short rise may be missed.",),
     )
+
+
+def _value(x: np.ndarray, y: np.ndarray, events: list[dict[str, Any]], above: bool, rates: Any) -> tuple[str, str]:
+    """The verdict, and whether the event it rests on, one that stays before one that passes, began early."""
+    lasting = [e for e in events if not e["recovered"]]
+    begin = (lasting or events or [{"begin": len(y)}])[0]["begin"]
+    when = "early" if begin < max(0.1 * len(x), _ramp(rates)) else "mid"
+    if len(y) < len(x) or above:
+        return "diverged", when
+    if not events:
+        return "stable", when
+    return (when if lasting else f"{when}_recovered"), when
+
+
+def _sentence(value: str, when: str, listed: list[dict[str, Any]], last: int, steps: np.ndarray, n: int) -> str:
+    if value == "diverged" and last == 0:
+        return "The loss is not finite from the first step, before any update: look at data and model, not the lr."
+    if value == "diverged":
+        how = f"is not finite from step {steps[last]:.0f} on" if last < n else "ends above where it began"
+        return f"The loss {how}; the trouble began {'early' if when == 'early' else 'in mid-training'}."
+    told = next((e for e in listed if not e["recovered"]), listed[0]) if listed else {}
+    return _WORDS[value].format(**told)
+
+
+def _scaled(y: np.ndarray) -> tuple[np.ndarray, float]:
+    """The curve in units of a power of two, which changes no digit and keeps sums of huge numbers finite."""
+    top = np.abs(y).max(initial=0.0)
+    unit = 2.0 ** float(min(np.frexp(top)[1] + 8, 1023)) if top > 0 else 1.0
+    return y / unit, unit
 
 
 def find_events(y: np.ndarray) -> list[dict[str, Any]]:
@@ -181,25 +196,27 @@ def find_events(y: np.ndarray) -> list[dict[str, Any]]:
 
 
 def _at_scale(y: np.ndarray, noise: np.ndarray, window: int) -> list[dict[str, Any]]:
-    """Rises of the running median over ``window`` above the lowest it had been."""
-    level = pd.Series(y).rolling(window, min_periods=window // 2 + 1).median().to_numpy(copy=True)
-    level[: window // 2] = y[0]
-    before = np.concatenate([np.full(window, y[0]), level[:-window]]) if len(y) > window else np.full(len(y), y[0])
+    """Rises of the running median over ``window`` above the lowest level before it."""
+    # The first loss is a single draw: as a level to rise above it gets two deviations of grace.
+    y = np.concatenate([y[:1] + 2 * noise[0], y[1:]])
+    level, best = _level(y, window), _level(y, 3 if window == WINDOWS[0] else window)
+    before = np.concatenate([np.full(window, y[0]), best[:-window]])
     low = np.minimum.accumulate(before)
     where = np.maximum.accumulate(np.where(before <= low, np.arange(len(y)), 0))
     where = np.maximum(where - window, 0)
-    wander = _wander(level, window)
-    spread = np.maximum(1.25 * noise[where] / np.sqrt(window), wander)
-    descent = np.maximum(y[0] - low, 0)
-    need = np.maximum(CLEAR * spread, SHARE * descent)
-    rise = level - low
-    over = rise > need
+    white, wander = 1.25 * noise[where] / np.sqrt(window), _wander(level, window)[where]
+    spread = np.where(wander > 1.5 * white, wander, white)
+    need = np.maximum(CLEAR * spread, SHARE * (y[0] - low))
+    over = level - low > need
     found, t = [], 0
     while t < len(y) and over[t:].any():
         first = t + int(np.argmax(over[t:]))
         base, tolerance, size_unit = low[first], need[first] / 2, noise[where[first]]
         back = np.flatnonzero(level[first:] <= base + tolerance)
         stop = first + int(back[0]) if len(back) else len(y)
+        t = stop
+        if stop - first < LASTS and stop < len(y):
+            continue
         under = np.flatnonzero(y[: first + 1] <= base + tolerance)
         begin = int(under[-1]) + 1 if len(under) else 0
         peak = begin + int(np.argmax(level[begin:stop])) if stop > begin else first
@@ -214,7 +231,6 @@ def _at_scale(y: np.ndarray, noise: np.ndarray, window: int) -> list[dict[str, A
                 "recovered": stop < len(y),
             }
         )
-        t = stop
     return found
 
 
@@ -233,35 +249,57 @@ def _merge(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return merged
 
 
-def _noise(y: np.ndarray, window: int = 65) -> np.ndarray:
-    """Local standard deviation of single values about the trend, shape [n], from the past only."""
-    if len(y) < 2:
-        return np.zeros(len(y))
-    steps = pd.Series(np.abs(np.diff(y, prepend=y[0]))[1:])
-    spread = steps.rolling(window, min_periods=1).median().to_numpy() * 1.4826 / np.sqrt(2)
-    spread = np.concatenate([spread[:1], spread])
-    settled = min(len(spread) - 1, 16)
-    spread[:settled] = spread[settled]
-    return spread
+def _above(tail: np.ndarray, margin: float, y: np.ndarray) -> bool:
+    return bool(np.median(tail) > y[0] + margin and np.mean(tail > y[0]) > 0.75)
+
+
+def _worse(y: np.ndarray, event: dict[str, Any], final: float, noise: float) -> bool:
+    """Whether the run ends above where its trend before the event, a line in log steps, would have brought it."""
+    t = np.log1p(np.arange(event["begin"] // 2, event["begin"]))
+    if len(t) < 8:
+        return not event["recovered"]
+    slope, start = np.polyfit(t, y[event["begin"] // 2 : event["begin"]], 1)
+    return bool(final > start + min(slope, 0.0) * np.log1p(len(y)) + noise)
+
+
+def _level(y: np.ndarray, window: int) -> np.ndarray:
+    """Running median of the last ``window`` values, shape [n]; the first value until half of them are there."""
+    level = pd.Series(y).rolling(window, min_periods=window // 2 + 1).median().to_numpy(copy=True)
+    level[: window // 2] = y[0]
+    return level
+
+
+def _noise(y: np.ndarray, window: int = 64) -> np.ndarray:
+    """Local standard deviation of single values about the trend, shape [n], from the past only.
+
+    Second differences see noise and neither slope nor level. For all of the first
+    window stands its end, so that an early rise cannot hide itself.
+    """
+    bends = pd.Series(np.abs(np.diff(y, n=2, prepend=[y[0], y[0]])) if len(y) else [])
+    spread = bends.rolling(window, min_periods=1).median().to_numpy(copy=True) * 1.4826 / np.sqrt(6)
+    first = min(window, len(y)) - 1
+    spread[: first + 1] = spread[first]
+    # Logged losses are often rounded: noise below the rounding is not to be believed.
+    moves = np.abs(np.diff(y))
+    return np.maximum(spread, moves[moves > 0].min(initial=np.inf) / 2) if moves.any() else spread
 
 
 def _wander(level: np.ndarray, window: int) -> np.ndarray:
-    """Spread of the level's own changes over one window, from the past only, shape [n]."""
-    change = pd.Series(level).diff(window)
-    middle = change.expanding(min_periods=4 * window).median()
-    spread = (change - middle).abs().expanding(min_periods=4 * window).median() * 1.4826 / np.sqrt(2)
-    return spread.fillna(0.0).to_numpy()
+    """Spread of the level's own bends over two windows, from the past only, shape [n]; 0 while unknown."""
+    bends = pd.Series(level).diff(window).diff(window).abs()
+    return bends.rolling(12 * window, min_periods=6 * window).median().fillna(0.0).to_numpy() * 1.4826 / np.sqrt(6)
 
 
-def _oscillation(y: np.ndarray) -> bool:
-    """Whether successive values alternate more than noise does: training at the edge of stability (playbook: C3)."""
-    d = np.diff(y[len(y) // 2 :])
-    if len(d) < 16 or not np.any(d):
+def _oscillation(y: np.ndarray, longest: int = 32) -> bool:
+    """Whether the later half swings to and fro with a period (playbook: C3): its values resist, then repeat."""
+    late = pd.Series(y[len(y) // 2 :])
+    r = (late - late.rolling(65, center=True, min_periods=1).median()).to_numpy()
+    if len(r) < 2 * longest or not np.any(r):
         return False
-    d = np.clip(d, *np.quantile(d, [0.02, 0.98]))
-    d = d - d.mean()
-    # Independent noise gives -0.5; a strict alternation -1.
-    return bool(np.sum(d[1:] * d[:-1]) / max(np.sum(d * d), np.finfo(float).tiny) < -0.75)
+    r = np.clip(r, *np.quantile(r, [0.02, 0.98]))
+    power = np.correlate(r, r, "full")[len(r) - 1 :][:longest] / max(float(np.sum(r * r)), np.finfo(float).tiny)
+    trough = int(np.argmin(power))
+    return bool(power[trough] < -0.4 and power[trough:].max() > 0.4)
 
 
 def _ramp(rates: np.ndarray | None) -> int:
@@ -273,9 +311,9 @@ def _ramp(rates: np.ndarray | None) -> int:
     return length + 1 if length else 0
 
 
-def _in_steps(event: dict[str, Any], steps: np.ndarray) -> dict[str, Any]:
+def _told(event: dict[str, Any], steps: np.ndarray, unit: float) -> dict[str, Any]:
     where = {k: None if event[k] is None else int(steps[event[k]]) for k in ("begin", "peak", "end")}
-    return {**event, **where}
+    return {**event, **where, "rise": event["rise"] * unit}
 
 
 def _ratio(norms: np.ndarray, event: dict[str, Any]) -> float:
