@@ -5,6 +5,7 @@ The names below are the whole public surface; each is imported on first use, so 
 """
 
 import importlib
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -26,7 +27,7 @@ _HOME = {
 __all__ = ["__version__", *_HOME]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'workup' has no attribute {name!r}")
     return getattr(importlib.import_module(f"workup.{_HOME[name]}"), name)
