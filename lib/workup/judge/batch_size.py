@@ -41,8 +41,8 @@ def speeds(stretches: pd.DataFrame, *, resamples: int = 1000, seed: int = 0) -> 
     shares = stretches.assign(data_share=stretches["data_seconds"] / stretches["step_seconds"])
     groups = shares.groupby("batch_size")
     table = groups[["examples_per_second", "data_share"]].median().reset_index()
-    ends = pd.DataFrame({"batch_size": sizes, "low": low, "high": high})
-    table = table.merge(ends, how="left", on="batch_size")
+    for name, ends in (("low", low), ("high", high)):
+        table[name] = table["batch_size"].map(dict(zip(sizes, ends, strict=True)))
     table["step_seconds"] = table["batch_size"] / table["examples_per_second"]
     table["gain"] = table["examples_per_second"] / table["examples_per_second"].shift()
     table["rounds"] = groups["examples_per_second"].count().to_numpy()
