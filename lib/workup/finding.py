@@ -192,7 +192,9 @@ def prescribe(findings: Mapping[str, Finding], *, workload: Any) -> Prescription
     if found := told("recommended_batch_size"):
         take("batch_size", int(found.value), found)
     if found := told("best_lr"):
-        take("peak_lr", float(found.value), found)
+        # Right at the edge another seed may diverge; only warmup or clipping, below, go there.
+        edge = bool(found.evidence.get("lr_at_edge")) and found.evidence.get("cautious_lr")
+        take("peak_lr", float(found.evidence["cautious_lr"] if edge else found.value), found)
     if found := told("warmup_steps"):
         take("warmup_steps", int(found.value), found)
         if found.value and found.evidence.get("peak_lr"):

@@ -47,13 +47,14 @@ def plan_clipped(session: Session, traces: list[Trace]) -> list[Trial]:
 
 
 def table(traces: list[Trace]) -> pd.DataFrame:
-    """A row per trace: lr, clip_norm (NaN unclipped), clipped_fraction, stability, final, status."""
+    """A row per trace: lr, clip_norm (NaN unclipped), clipped_fraction, stability, initial, final, status."""
     return pd.DataFrame(
         {
             "lr": [t.trial.lr for t in traces],
             "clip_norm": [float("nan") if t.trial.clip_norm is None else t.trial.clip_norm for t in traces],
             "clipped_fraction": [float(t.steps.clipped.mean()) if len(t.steps) else float("nan") for t in traces],
             "stability": [instability.verdict(t).value for t in traces],
+            "initial": [t.steps.loss.iloc[0] for t in traces],
             "final": [final_loss(t) for t in traces],
             "status": [t.status for t in traces],
         }

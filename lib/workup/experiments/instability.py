@@ -46,7 +46,7 @@ def verdict(trace: Trace) -> Finding:
 
 
 def table(traces: list[Trace]) -> pd.DataFrame:
-    """A row per trace: times_best (its multiple of the first trace's rate), lr, stability, events, final, status."""
+    """A row per trace: times_best (its multiple of the first trace's rate), lr, stability, events, initial, final, status."""
     rows = []
     for trace in traces:
         found = verdict(trace)
@@ -56,6 +56,7 @@ def table(traces: list[Trace]) -> pd.DataFrame:
                 "lr": trace.trial.lr,
                 "stability": found.value or "cannot_tell",
                 "events": len(found.evidence.get("events", ())),
+                "initial": trace.steps.loss.iloc[0],
                 "final": final_loss(trace),
                 "status": trace.status,
             }
@@ -83,9 +84,9 @@ def plan_fixes(session: Session, traces: list[Trace]) -> Mapping[str, Trial]:
 
 
 def fix_table(tried: Mapping[str, Trial], traces: list[Trace]) -> pd.DataFrame:
-    """A row per remedy: fix, lr, stability, final, status."""
+    """A row per remedy: fix, lr, stability, initial, final, status."""
     rows = table(traces).assign(fix=list(tried))
-    return rows[["fix", "lr", "stability", "final", "status"]]
+    return rows[["fix", "lr", "stability", "initial", "final", "status"]]
 
 
 def conclude(session: Session, traces: list[Trace], fixed: pd.DataFrame) -> tuple[Finding, ...]:
@@ -102,7 +103,7 @@ def conclude(session: Session, traces: list[Trace], fixed: pd.DataFrame) -> tupl
         evidence={**test.evidence, "lr": traces[1].trial.lr, "multiples": checks, "evaluated_every_50": seen_rarely},
     )
     shaky = rows[(rows.stability != "stable") & (rows.times_best > 1.5)]
-    return session.conclude(test, _unstable(rows, shaky), fixes.judge(fixed, needed=test.value != "stable"))
+    return session.conclude(test, _unstable(rows, shaky), fixes.judge(fixed))
 
 
 def _unstable(rows: pd.DataFrame, shaky: pd.DataFrame) -> Finding:

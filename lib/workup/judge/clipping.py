@@ -7,6 +7,7 @@ import pandas as pd
 
 from workup.errors import ParameterError
 from workup.finding import Finding
+from workup.judge import fixes
 from workup.judge.stability import curve
 
 #: An outlier is a norm this many times the typical one, and this many spreads above it, on a log scale.
@@ -102,7 +103,8 @@ def choose(trials: pd.DataFrame, proposed: Finding) -> tuple[Finding, Finding]:
     """``clip_norm`` and ``clipped_fraction`` from trials at lr* and at an unstable rate (playbook: E3, E4, E5).
 
     Args:
-        trials: a row a trial: ``lr, clip_norm`` (NaN unclipped), ``clipped_fraction, stability, final``.
+        trials: a row a trial: ``lr, clip_norm`` (NaN unclipped), ``clipped_fraction, stability, final``
+            and, where known, ``initial`` (loss before training).
         proposed: what :func:`judge` said of the norms at lr*.
 
     Returns:
@@ -124,7 +126,9 @@ def choose(trials: pd.DataFrame, proposed: Finding) -> tuple[Finding, Finding]:
     else:
         row = held.iloc[-1]
         value, share = float(row["clip_norm"]), float(row["clipped_fraction"])
-        pays = len(calm) > 0 and row["final"] < calm["final"].min()
+        start = float(row.get("initial", np.nan))
+        low = calm["final"].min() if len(calm) else np.nan
+        pays = fixes.pays(row["final"], low, start) if np.isfinite(start) else bool(row["final"] < low)
         # Past lr*, clipping is worth having only where it trains lower, or lr*'s own norms have outliers.
         wanted = share <= 0.5 and (pays or bool(proposed.evidence.get("helps")))
         facts |= {"final": float(row["final"]), "peak_lr": facts["high_lr"] if pays else None, "recommended": wanted}

@@ -10,23 +10,37 @@ RULE = "playbook: C8"
 CAVEATS = ("One short trial a fix, at one seed.",)
 
 
-def judge(trials: pd.DataFrame, *, needed: bool = True) -> Finding:
-    """The first remedy, in the playbook's order, that trains stably where nothing did.
+#: A lower final loss is worth a change of settings from this share of the loss reduction on.
+WORTH = 0.01
+
+
+def pays(final: float, instead_of: float, initial: float) -> bool:
+    """Whether ending at ``final`` is worth a change: lower by at least ``WORTH`` of what training gains.
+
+    >>> pays(0.10, 0.20, 2.3), pays(0.001, 0.002, 2.3)
+    (True, False)
+    """
+    return instead_of - final >= WORTH * abs(initial - instead_of)
+
+
+def judge(trials: pd.DataFrame) -> Finding:
+    """The first remedy, in the playbook's order, that trains stably where nothing did, and pays.
+
+    An instability only matters where it forces a rate that is too small (playbook: C1), so a
+    remedy must also end lower than the present best rate does without it.
 
     Args:
         trials: columns ``fix`` (one of ``ORDER``, or "nothing" for the rate as it is),
-            ``stability`` (its verdict) and ``final`` (loss at the end, lower is better).
-        needed: whether the rate in use is itself near the instability. Where it is not, a
-            remedy is only worth having if it opens a higher rate to a lower loss: an
-            instability matters where it forces a rate that is too small (playbook: C1).
+            ``stability`` (its verdict), ``final`` (loss at the end, lower is better) and
+            ``initial`` (loss before training).
 
     Returns:
-        ``recommended_fix``: "none" where none is worth having; its evidence lists what each
-        remedy costs in final loss against the lower rate.
+        ``recommended_fix``: "none" where none is worth having; its evidence lists how each
+        remedy ended.
 
     Example:
         >>> tried = pd.DataFrame({"fix": ["nothing", "warmup", "lower lr"],
-        ...     "stability": ["diverged", "stable", "stable"], "final": [9.0, 0.4, 0.5]})
+        ...     "stability": ["diverged", "stable", "stable"], "final": [9.0, 0.4, 0.5], "initial": 2.3})
         >>> judge(tried).value
         'warmup'
     """
@@ -62,20 +76,20 @@ def judge(trials: pd.DataFrame, *, needed: bool = True) -> Finding:
             confidence="medium",
             evidence=evidence,
         )
-    if not needed:
-        works = [
-            fix for fix in works if fix != "lower lr" and rows.final[fix] < rows.final.get("lower lr", float("inf"))
-        ]
-        if not works:
-            return Finding(
-                name="recommended_fix",
-                value="none",
-                rule=RULE,
-                summary="Higher rates break, but no remedy there ends below the present best rate: nothing to fix.",
-                confidence="medium",
-                evidence=evidence,
-                caveats=CAVEATS,
-            )
+    low = rows.final.get("lower lr", float("inf"))
+    worth = [fix for fix in works if fix != "lower lr" and pays(rows.final[fix], low, rows.initial["nothing"])]
+    if "lower lr" in rows.index and not worth:
+        restored = ", ".join(fix for fix in works if fix != "lower lr") or "No remedy"
+        return Finding(
+            name="recommended_fix",
+            value="none",
+            rule=RULE,
+            summary=f"{restored} restores stable training at the higher rate, but ends no lower than lr* as it is.",
+            confidence="medium",
+            evidence={**evidence, "restored": works},
+            caveats=CAVEATS,
+        )
+    works = worth or works
     chosen = works[0]
     least = min(works, key=lambda fix: rows.final[fix])
     note = "" if least == chosen else f" The lowest final loss came with {least} ({rows.final[least]:.3g})."

@@ -68,8 +68,9 @@ def judge(trials: Any) -> Finding:
         Finding ``best_lr``; value None where it cannot be told. Its interval holds the rates
         that are statistically as good, by the spread over seeds, else the curves' noise, out
         to halfway to the next rate. Evidence: ``region``, ``unstable_lr``, ``lr_at_edge``,
-        ``feasible``, ``infeasible``, ``grid_end`` ("low", "high" or None), ``extend`` (rates to
-        add), ``steps`` (the horizon at which it holds).
+        ``cautious_lr`` (at least 2 x below ``unstable_lr``), ``feasible``, ``infeasible``,
+        ``grid_end`` ("low", "high" or None), ``extend`` (rates to add), ``steps`` (the horizon
+        at which it holds).
 
     Raises:
         ParameterError: a missing column, or a rate that is not positive and finite.
@@ -97,6 +98,9 @@ def judge(trials: Any) -> Finding:
     _, unstable_lr = sweep.unstable
     edge_ = _edge(sweep)
     facts |= {"region": region, "unstable_lr": unstable_lr, "lr_at_edge": edge_, "grid_end": ends}
+    # At the edge another seed may fail: the highest rate tried with a factor of 2 to spare.
+    spare = good.loc[good["lr"] <= (unstable_lr or np.inf) / 2, "lr"]
+    facts["cautious_lr"] = float(min(spare.max(), row["lr"])) if len(spare) else None
     facts |= {"final": float(row["final"]), "error": float(row["error"]), "noise_from": sweep.noise_from}
     caveats = []
     if ends:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from workup.finding import Finding
+from workup.judge.fixes import pays
 from workup.judge.learning_rate import trials_table
 
 #: A trial trains if it makes this share of the best loss reduction among the trials.
@@ -60,7 +61,11 @@ def judge(
     if steps == 0:
         text = f"No warmup is needed: lr {peak:.3g} trains without."
         return _finding(0, text, **facts, needed=False, peak_lr=None)
-    if baseline is not None and final > baseline:
+    start = float(table["initial"].median())
+    worth = (
+        pays(final, baseline, start) if baseline is not None and np.isfinite(start) else final <= (baseline or final)
+    )
+    if baseline is not None and not worth:
         than = f"a loss of {final:.3g}, no better than {baseline:.3g} without"
         text = f"{steps} steps of warmup open lr {peak:.3g}, to {than}."
         return _finding(0, text, **facts, needed=False, opens_with=steps, peak_lr=None)
