@@ -1,7 +1,9 @@
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from workup.errors import ParameterError
 from workup.judge import learning_rate
 
@@ -70,10 +72,13 @@ def test_the_region_is_as_wide_as_the_seeds_say():
 
 
 def test_the_grid_asks_for_more_where_the_best_is_at_its_end():
-    assert learning_rate.extension(sweep([2.0, 1.0, 0.5])) == pytest.approx((10**-1.5, 0.1))
-    assert learning_rate.extension(sweep([0.5, 1.0, 2.0])) == pytest.approx((10**-3.5, 1e-4))
-    assert learning_rate.extension(sweep(BOWL)) == ()
-    assert learning_rate.extension(sweep([NAN, NAN])) == pytest.approx((10**-3.5, 1e-4))
+    def extend(finals):
+        return learning_rate.judge(sweep(finals)).evidence["extend"]
+
+    assert extend([2.0, 1.0, 0.5]) == pytest.approx((10**-1.5, 0.1))
+    assert extend([0.5, 1.0, 2.0]) == pytest.approx((10**-3.5, 1e-4))
+    assert extend(BOWL) == ()
+    assert extend([NAN, NAN]) == pytest.approx((10**-3.5, 1e-4))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +106,7 @@ def test_a_missing_column_is_named():
         learning_rate.judge([{"lr": 0.1}])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     st.lists(st.one_of(st.floats(0.1, 10), st.just(NAN)), min_size=3, max_size=9),
     st.floats(0.01, 100),
@@ -119,18 +124,31 @@ def test_scale_shift_and_order_change_nothing(finals, factor, shift, random):
     assert a.evidence["infeasible"] == b.evidence["infeasible"]
 
 
-def known(rate, spread):
-    return learning_rate.Finding(
-        name="best_lr", value=rate, rule="", summary="", interval=(rate / spread, rate * spread)
-    )
+def curves(best, n=400, slope=0.0):
+    """Trials whose best rate after t steps is best * (t / n) ** -slope, with a flat bowl around it."""
+    t = np.arange(n)
+    rows = []
+    for lr in 10.0 ** np.arange(-4, 0.1, 0.2):
+        off = np.log10(lr / best) + slope * np.log10((t + 1) / n)
+        loss = 2.3 - 2 * np.exp(-(off**2)) * (1 - np.exp(-t / 20))
+        rows.append({"lr": lr, "status": "finished", "final": loss[-40:].mean(), "loss": loss})
+    return rows
 
 
-def test_a_falling_trend_is_carried_to_the_whole_run():
-    found = learning_rate.carry({100: known(0.1, 1.1), 1000: known(0.01, 1.1)}, 10_000)
-    assert found.value == pytest.approx(0.001, rel=0.01)
-    assert found.interval[0] < 0.001 < found.interval[1]
+def test_a_longer_run_is_given_a_lower_rate_than_the_leader_of_the_short_one():
+    found = learning_rate.carry(curves(0.01), 4000)
+    assert 0.01 / 10 < found.value < 0.01
+    assert found.interval[0] < found.value < found.interval[1] == pytest.approx(0.01)
+    assert found.evidence["horizons"] == [100, 200, 400]
+    assert learning_rate.carry(curves(0.01), 400_000).value < found.value
 
 
-def test_a_trend_too_uncertain_is_not_carried():
-    assert not learning_rate.carry({100: known(0.1, 10), 200: known(0.05, 10)}, 1_000_000).told
-    assert not learning_rate.carry({100: known(0.1, 1.1)}, 1000).told
+def test_a_trend_that_jumps_is_not_carried():
+    assert not learning_rate.carry(curves(0.001, slope=3.0), 4000).told
+
+
+def test_trials_without_curves_are_not_carried_and_a_shorter_run_is_an_error():
+    assert not learning_rate.carry(sweep(BOWL), 4000).told
+    assert not learning_rate.carry([], 4000).told
+    with pytest.raises(ParameterError, match="shorter"):
+        learning_rate.carry(curves(0.01), 100)

@@ -1,14 +1,13 @@
 """Which learning rate is best, how sure is that, and where does training break? (playbook: C1, C6, D1)
 
-A trial is infeasible if it did not end finite, lost more than half of what it had gained, or
-ends, at a rate above the best, with less than half of the best loss reduction. All of this
-is relative to the sweep's own range of losses, so scaling the loss or shifting it changes no
-verdict.
+A trial is infeasible if it did not end finite, gave back half of what it had gained, or, at a
+rate above the best, ends with less than half of the best loss reduction. All of it is relative
+to the sweep's own range of losses: scaling the loss or shifting it changes no verdict.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,41 +18,95 @@ from workup.finding import Finding
 
 #: A trial that keeps less than this share of the loss reduction is infeasible.
 KEPT = 0.5
-#: Rates whose mean loss is this many standard errors from the best's are as good.
+#: Rates whose mean loss is within this many standard errors of the best's are as good.
 AS_GOOD = 2.0
 #: The next rate up being infeasible puts lr* at the edge only if it is this near; farther, bracket first.
 NEAR = 4.0
+#: Carried to a longer run: the lowest rate within this share of the loss reduction of the leader,
+#: times (steps ratio) ** -DECLINE. Both from real sweeps (tests/benchmarks/regret.py), where the
+#: leader of a short run was 1 to 10 times too high for the whole one, and too low costs less than too high.
+WITHIN, DECLINE = 0.01, 0.2
+#: lr* falls at most in proportion to the horizon; one that moves faster as it doubles is not settled.
+MOVES = 3.0
 RULE = "playbook: C1, C6"
 
 
 @dataclass(frozen=True)
 class _Sweep:
-    """What a sweep showed, a value a rate: ``lr, feasible, final (mean), error (standard error), seeds``."""
+    """A row a rate, sorted: ``lr, feasible, final`` (mean), ``error`` (of the mean), ``seeds``; what it rests on."""
 
     rates: pd.DataFrame
-    steps: int | None
-    noise_from: str
+    steps: int | None = None
+    noise_from: str = "none"
+
+    @cached_property
+    def good(self) -> pd.DataFrame:
+        return self.rates[self.rates["feasible"]]
 
     @property
+    def bad(self) -> pd.Series:
+        return self.rates.loc[~self.rates["feasible"], "lr"]
+
+    @cached_property
     def best(self) -> int:
-        """Row of the best feasible rate; below the lowest infeasible one where that costs next to nothing."""
-        good = self.rates[self.rates["feasible"]]
-        best = good["final"].idxmin()
-        bad = self.rates.loc[~self.rates["feasible"], "lr"]
-        below = good[good["lr"] < bad.min()] if len(bad) else good
-        if len(below) and below["final"].min() <= good["final"].min() + 0.05 * np.ptp(good["final"]):
-            return below["final"].idxmin()
-        return best
+        """Row of the best feasible rate; of one below the lowest infeasible where that costs next to nothing."""
+        below = self.good[self.good["lr"] < self.bad.min()] if len(self.bad) else self.good
+        if len(below) and below["final"].min() <= self.good["final"].min() + 0.05 * np.ptp(self.good["final"]):
+            return int(below["final"].idxmin())
+        return int(self.good["final"].idxmin())
 
     @property
     def unstable(self) -> tuple[float | None, float | None]:
-        """(highest feasible rate below it, lowest infeasible rate above lr*); None where not tried."""
-        good = self.rates[self.rates["feasible"]]
-        floor = self.rates["lr"][self.best] if len(good) else 0.0
-        above = self.rates[~self.rates["feasible"] & (self.rates["lr"] > floor)]["lr"]
-        bad = float(above.min()) if len(above) else None
-        under = good["lr"] if bad is None else good[good["lr"] < bad]["lr"]
-        return (float(under.max()) if len(under) else None), bad
+        """(highest feasible rate below it, lowest infeasible rate above lr*); None where there is none."""
+        above = self.bad[self.bad > (self.rates["lr"][self.best] if len(self.good) else 0.0)]
+        under = self.good["lr"][self.good["lr"] < above.min()] if len(above) else self.good["lr"]
+        return (float(under.max()) if len(under) else None), (float(above.min()) if len(above) else None)
+
+    @property
+    def end(self) -> str | None:
+        """The end of the grid that the best sits at."""
+        return "high" if self.best == len(self.rates) - 1 else "low" if self.best == 0 else None
+
+    @property
+    def level(self) -> bool:
+        """Whether several rates train, all to the same loss."""
+        return len(self.good) > 1 and np.ptp(self.good["final"]) == 0
+
+    @property
+    def edge(self) -> bool | None:
+        if not len(self.good) or self.level or self.end == "high":
+            return None
+        if self.rates["feasible"][self.best + 1]:
+            return False
+        return True if self.rates["lr"][self.best + 1] <= NEAR * self.rates["lr"][self.best] else None
+
+    @cached_property
+    def region(self) -> list[float]:
+        """The rates around the best, without a gap, that are statistically as good."""
+        gap = self.rates["final"] - self.rates["final"][self.best]
+        error = np.hypot(self.rates["error"], self.rates["error"][self.best])
+        as_good = (self.rates["feasible"] & (gap <= AS_GOOD * error)).to_numpy()
+        worse = np.flatnonzero(~as_good)
+        first = worse[worse < self.best].max(initial=-1) + 1
+        last = worse[worse > self.best].min(initial=len(as_good))
+        return self.rates["lr"][first:last].tolist()
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The region, out to halfway (in the logarithm) to the next rate on each side."""
+        lrs, region = self.rates["lr"].to_numpy(), self.region
+        below, above = lrs[lrs < region[0]], lrs[lrs > region[-1]]
+        low = math.sqrt(region[0] * below[-1]) if len(below) else region[0]
+        return float(low), float(math.sqrt(region[-1] * above[0]) if len(above) else region[-1])
+
+    @property
+    def extension(self) -> tuple[float, ...]:
+        if self.rates.empty or (len(self.good) and self.end is None):
+            return ()
+        lrs = self.rates["lr"].to_numpy()
+        ratio = float(np.median(lrs[1:] / lrs[:-1])) if len(lrs) > 1 else 10.0
+        up = len(self.good) and self.end == "high"
+        return tuple(float(f"{lrs[-1] * ratio**k if up else lrs[0] / ratio**k:.6g}") for k in (1, 2))
 
 
 def judge(trials: Any) -> Finding:
@@ -65,12 +118,11 @@ def judge(trials: Any) -> Finding:
             loss), ``initial`` (loss before training), ``loss`` (the curve, shape [steps]).
 
     Returns:
-        Finding ``best_lr``; value None where it cannot be told. Its interval holds the rates
-        that are statistically as good, by the spread over seeds, else the curves' noise, out
-        to halfway to the next rate. Evidence: ``region``, ``unstable_lr``, ``lr_at_edge``,
-        ``cautious_lr`` (at least 2 x below ``unstable_lr``), ``feasible``, ``infeasible``,
-        ``grid_end`` ("low", "high" or None), ``extend`` (rates to add), ``steps`` (the horizon
-        at which it holds).
+        Finding ``best_lr``; value None where it cannot be told. The interval holds the rates
+        that are statistically as good, by the spread over seeds, else the curves' noise, else
+        how unevenly neighbours lie. Evidence: ``region, unstable_lr, lr_at_edge, feasible,
+        infeasible, grid_end`` ("low", "high" or None), ``extend`` (rates to add), ``steps``
+        (the horizon at which it holds).
 
     Raises:
         ParameterError: a missing column, or a rate that is not positive and finite.
@@ -81,42 +133,31 @@ def judge(trials: Any) -> Finding:
         0.1
     """
     sweep = _read(trials, "learning_rate.judge")
-    rates = sweep.rates
-    bad = rates.loc[~rates["feasible"], "lr"].tolist() if len(rates) else []
-    good = rates[rates["feasible"]] if len(rates) else rates
-    facts = {"feasible": good["lr"].tolist(), "infeasible": bad, "steps": sweep.steps, "extend": extension(trials)}
-    if len(good) == 0:
+    good, bad = sweep.good["lr"].tolist(), sweep.bad.tolist()
+    facts: dict[str, Any] = {"feasible": good, "infeasible": bad, "steps": sweep.steps, "extend": sweep.extension}
+    if not good:
         text = f"All {len(bad)} rates tried are infeasible." if bad else "No trial says anything about a learning rate."
         return _untold(text, "Sweep lower learning rates, a factor 10 at a time." if bad else "Run a sweep.", facts)
     if len(good) == 1 and not bad:
         return _untold("One rate alone cannot be called best.", "Sweep at least three rates around it.", facts)
-    if len(good) > 1 and np.ptp(good["final"]) == 0:
+    if sweep.level:
         return _untold("All feasible rates end at the same loss.", "Train longer, or sweep wider.", facts)
-    row = rates.loc[sweep.best]
-    region = _region(rates, sweep.best)
-    ends = _grid_end(rates, sweep.best)
-    _, unstable_lr = sweep.unstable
-    edge_ = _edge(sweep)
-    facts |= {"region": region, "unstable_lr": unstable_lr, "lr_at_edge": edge_, "grid_end": ends}
-    # At the edge another seed may fail: the highest rate tried with a factor of 2 to spare.
-    spare = good.loc[good["lr"] <= (unstable_lr or np.inf) / 2, "lr"]
-    facts["cautious_lr"] = float(min(spare.max(), row["lr"])) if len(spare) else None
+    row, region, end = sweep.rates.loc[sweep.best], sweep.region, sweep.end
+    facts |= {"region": region, "unstable_lr": sweep.unstable[1], "lr_at_edge": sweep.edge, "grid_end": end}
     facts |= {"final": float(row["final"]), "error": float(row["error"]), "noise_from": sweep.noise_from}
     caveats = []
-    if ends:
-        caveats.append(f"It is the {ends}est rate tried: the best may lie beyond.")
+    if end:
+        caveats.append(f"It is the {end}est rate tried: the best may lie beyond.")
     if any(b < row["lr"] for b in bad):
         caveats.append("A lower rate failed: look for a bad batch or an unlucky seed.")
-    if sweep.steps:
-        caveats.append(f"It holds for {sweep.steps} steps; a longer run usually wants a lower constant rate.")
     same = f", as good within the noise as {region[0]:.3g} to {region[-1]:.3g}" if len(region) > 1 else ""
-    sure = "low" if ends or len(good) < 3 else "high" if sweep.noise_from == "seeds" and len(region) < 4 else "medium"
+    sure = "low" if end or len(good) < 3 else "high" if sweep.noise_from == "seeds" and len(region) < 4 else "medium"
     return Finding(
         name="best_lr",
         value=float(row["lr"]),
         rule=RULE,
-        summary=f"lr {row['lr']:.3g} trains best{same}" + (", at the edge of what trains." if edge_ else "."),
-        interval=_interval(rates, region),
+        summary=f"lr {row['lr']:.3g} trains best{same}" + (", at the edge of what trains." if sweep.edge else "."),
+        interval=sweep.interval,
         confidence=sure,
         evidence=facts,
         caveats=tuple(caveats),
@@ -131,33 +172,29 @@ def unstable(trials: Any) -> Finding:
         None where no rate tried breaks.
     """
     sweep = _read(trials, "learning_rate.unstable")
-    under, bad = sweep.unstable if len(sweep.rates) else (None, None)
-    settle, top = "", sweep.rates["lr"].max() if len(sweep.rates) else None
-    if bad is None:
-        text = f"Every rate up to {top:.3g} trains." if top else "No trial says anything about a learning rate."
-        settle = f"Try {10 * top:.3g}." if top else "Run a sweep."
-    else:
+    under, bad = sweep.unstable
+    top = sweep.rates["lr"].max() if len(sweep.rates) else None
+    if bad:
         text = f"Training breaks at lr {bad:.3g}" + (f"; {under:.3g} still trains." if under else ", the lowest tried.")
-    tight = bad is not None and under is not None and bad / under <= 2
+    else:
+        text = f"Every rate up to {top:.3g} trains." if top else "No trial says anything about a learning rate."
     return Finding(
         name="unstable_lr",
         value=bad,
         rule="playbook: C1, D1",
         summary=text,
         interval=(under, bad) if under and bad else None,
-        confidence="low" if bad is None or under is None else "high" if tight else "medium",
+        confidence="low" if not (bad and under) else "high" if bad / under <= 2 else "medium",
         evidence={"highest_stable": under, "ratio": bad / under if under and bad else None},
-        settle=settle,
+        settle="" if bad else f"Try {10 * top:.3g}." if top else "Run a sweep.",
     )
 
 
 def edge(trials: Any) -> Finding:
     """Whether lr* sits at the very edge of the infeasible region (playbook: C6)."""
     sweep = _read(trials, "learning_rate.edge")
-    some = len(sweep.rates) > 0 and bool(sweep.rates["feasible"].any())
-    told = _edge(sweep) if some else None
-    best = float(sweep.rates["lr"][sweep.best]) if some else None
-    bad = sweep.unstable[1] if some else None
+    best = float(sweep.rates["lr"][sweep.best]) if len(sweep.good) else None
+    bad = sweep.unstable[1]
     words = {
         True: f"lr* {best} is the last rate that trains: the workload is unstable just above it.",
         False: f"lr* {best} is not at the edge: higher rates train too, to a higher loss.",
@@ -165,79 +202,83 @@ def edge(trials: Any) -> Finding:
     }
     return Finding(
         name="lr_at_edge",
-        value=told,
+        value=sweep.edge,
         rule="playbook: C6",
-        summary=words[told],
+        summary=words[sweep.edge],
         evidence={"best_lr": best, "unstable_lr": bad, "ratio": bad / best if bad and best else None},
-        settle="" if told is not None else "Try rates between lr* and the lowest infeasible one, or above the highest.",
+        settle=""
+        if sweep.edge is not None
+        else "Try rates between lr* and the lowest infeasible, or above the highest.",
     )
-
-
-def extension(trials: Any) -> tuple[float, ...]:
-    """Rates to add where the best lies at the sweep's end: two more of its own steps; () where none.
-
-    >>> extension([dict(lr=0.01, final=0.8), dict(lr=0.1, final=0.2)])
-    (1.0, 10.0)
-    """
-    rates = _read(trials, "learning_rate.extension").rates
-    if rates.empty:
-        return ()
-    lrs = rates["lr"].to_numpy()
-    ratio = float(np.median(lrs[1:] / lrs[:-1])) if len(lrs) > 1 else 10.0
-    if not rates["feasible"].any():
-        return tuple(float(f"{lrs[0] / ratio**k:.6g}") for k in (1, 2))
-    best = _Sweep(rates, None, "").best
-    end = _grid_end(rates, best)
-    if end is None:
-        return ()
-    return tuple(float(f"{(lrs[-1] * ratio**k if end == 'high' else lrs[0] / ratio**k):.6g}") for k in (1, 2))
 
 
 def summary(trials: Any) -> pd.DataFrame:
-    """A row a rate, sorted: ``lr, feasible, final`` (mean), ``error``, ``seeds, best_here, as_good``."""
+    """A row a rate, sorted: ``lr, feasible, final`` (mean), ``error, seeds, best_here, as_good``."""
     sweep = _read(trials, "learning_rate.summary")
-    rates = sweep.rates.copy()
-    some = len(rates) > 0 and bool(rates["feasible"].any())
+    rates, some = sweep.rates.copy(), len(sweep.good) > 0
     rates["best_here"] = (rates.index == sweep.best) if some else False
-    rates["as_good"] = rates["lr"].isin(_region(rates, sweep.best)) if some else False
+    rates["as_good"] = rates["lr"].isin(sweep.region) if some else False
     return rates
 
 
-def carry(by_steps: Mapping[int, Finding], max_train_steps: int) -> Finding:
-    """lr* at ``max_train_steps``, from lr* at two or more shorter horizons.
+def carry(trials: Any, max_train_steps: int, *, steps: int | None = None) -> Finding:
+    """The constant rate to expect best over ``max_train_steps``, from shorter trials (playbook: A4, C1).
 
-    The logarithm of lr* is carried on along a straight line in the logarithm of the horizon
-    (rates fall with longer training), with the findings' intervals as its uncertainty.
+    lr* falls with the horizon: the lowest rate nearly as good as the leader is taken, and
+    lowered by a power of the ratio of horizons. It is taken at a quarter, a half and the whole
+    of the trials too; where that jumps, nothing is carried.
+
+    Args:
+        trials: as for :func:`judge`, each with its ``loss`` curve, shape [n], n alike.
+        max_train_steps: of the real run.
+        steps: that the curves span, where they do not hold one value a step.
 
     Returns:
-        Finding ``best_lr``; None where the uncertainty exceeds a factor 10.
+        Finding ``best_lr`` with an interval; None where the trend does not carry.
     """
-    told = {int(s): f for s, f in by_steps.items() if f.told}
-    if len(told) < 2:
-        return _untold(f"lr* is known at {len(told)} horizons.", "Measure lr* at two or three horizons.", {})
-    steps = np.log([float(s) for s in sorted(told)])
-    value = np.log([told[s].value for s in sorted(told)])
-    half = [np.ptp(np.log(f.interval)) / 2 if (f := told[s]).interval else np.log(2) for s in sorted(told)]
-    slope = float(np.clip(np.polyfit(steps, value, 1)[0], -1.0, 0.0))
-    far = math.log(max_train_steps) - steps[-1]
-    centre = value[-1] + slope * max(far, 0.0)
-    width = float(np.hypot(half[-1], np.mean(half) * math.sqrt(2) * max(far, 0.0) / np.ptp(steps)))
-    facts = {"horizons": sorted(told), "rates": [told[s].value for s in sorted(told)], "slope": slope}
-    if width > np.log(10):
-        return _untold(
-            "The trend of lr* with the horizon is too uncertain to carry.", "Measure a longer horizon.", facts
+    table = trials_table(trials, "learning_rate.carry")
+    curves = [c for c in table["loss"] if np.ndim(c) == 1 and len(c)]
+    if len(curves) < max(1, len(table)):
+        return _untold("There are no loss curves to see a trend in.", "Give each trial's curve as `loss`.", {})
+    n = max(map(len, curves))
+    span = n if steps is None else steps
+    if max_train_steps < span:
+        raise ParameterError(
+            f"learning_rate.carry(max_train_steps={max_train_steps}): shorter than the trials, {span}."
         )
-    rate = float(np.exp(centre))
+    seen = {round(span * share): _leader(table, round(n * share)) for share in (0.25, 0.5, 1.0)}
+    facts = {"horizons": list(seen), "rates": [r[0] if r else None for r in seen.values()], "decline": DECLINE}
+    known = [r[0] for r in seen.values() if r]
+    if len(known) < 3 or n < 40:
+        return _untold("The trials are too short or too few train.", "Train longer, at more and lower rates.", facts)
+    if max(known[1] / known[2], known[2] / known[1]) > MOVES:
+        return _untold(f"lr* still moves more than {MOVES:g}-fold as the horizon doubles.", "Train longer.", facts)
+    ratio = max_train_steps / span
+    rate, leader = known[-1] * ratio**-DECLINE, seen[span][1]  # type: ignore[index]
     return Finding(
         name="best_lr",
-        value=rate,
-        rule=RULE,
-        summary=f"Over {max_train_steps} steps lr {rate:.3g} is expected to train best.",
-        interval=(float(np.exp(centre - width)), float(np.exp(centre + width))),
-        confidence="medium" if width < np.log(3) else "low",
-        evidence=facts,
-        caveats=("Carried from shorter runs, at a constant rate.",),
+        value=float(f"{rate:.6g}"),
+        rule="playbook: A4, C1",
+        summary=f"Over {max_train_steps} steps lr {rate:.3g} should train best; after {span}, {leader:.3g} leads.",
+        interval=(float(rate * ratio ** (-2 * DECLINE)), float(leader)),
+        confidence="medium" if ratio <= 20 else "low",
+        evidence=facts | {"leader": leader, "steps": max_train_steps},
+        caveats=("Carried from shorter runs by a rule of thumb, for a constant rate.",),
     )
+
+
+def _leader(table: pd.DataFrame, n: int) -> tuple[float, float] | None:
+    """(lowest rate nearly as good as the best, the best rate) after the first ``n`` values of the curves."""
+    ends = [np.mean(c[:n][-max(1, n // 10) :]) if len(c) >= n else np.nan for c in map(np.asarray, table["loss"])]
+    sweep = _sweep(table.assign(final=ends, best=np.nan, trained=np.isfinite(ends)))
+    if len(sweep.good) < 3:
+        return None
+    best, start = sweep.best, _start(table)
+    near = sweep.rates["feasible"] & (
+        sweep.rates["final"] <= sweep.rates["final"][best] + WITHIN * (start - sweep.rates["final"][best])
+    )
+    gaps = np.flatnonzero(~near.to_numpy()[:best])
+    return float(sweep.rates["lr"][gaps.max(initial=-1) + 1]), float(sweep.rates["lr"][best])
 
 
 def trials_table(trials: Any, call: str, *, extra: tuple[str, ...] = ()) -> pd.DataFrame:
@@ -254,60 +295,58 @@ def trials_table(trials: Any, call: str, *, extra: tuple[str, ...] = ()) -> pd.D
         raise ParameterError(
             f"{call}: the table has no column {', '.join(missing)}. It has {', '.join(map(str, table))}."
         )
+    for name, default in (("seed", 0), ("status", "finished"), ("loss", None)):
+        table[name] = table.get(name, default)
     for name in ("lr", "final", "best", "initial", *extra):
         table[name] = pd.to_numeric(table[name], errors="coerce") if name in table else np.nan
     odd = table[~(np.isfinite(table["lr"]) & (table["lr"] > 0))]
     if len(odd):
         raise ParameterError(f"{call}: lr={odd['lr'].iloc[0]} in row {odd.index[0]}: rates are positive and finite.")
-    for name, default in (("seed", 0), ("status", "finished"), ("loss", None)):
-        table[name] = table.get(name, default)
+    firsts = [c[0] if np.ndim(c) == 1 and len(c) else np.nan for c in table["loss"]]
+    table["initial"] = table["initial"].fillna(pd.Series(firsts, index=table.index))
     table = table[table["status"].isin(["finished", "diverged"])]
     table["trained"] = (table["status"] == "finished") & np.isfinite(table["final"])
     return table.sort_values(["lr", "seed"]).reset_index(drop=True)
 
 
 def _read(trials: Any, call: str) -> _Sweep:
-    table = trials_table(trials, call)
+    return _sweep(trials_table(trials, call))
+
+
+def _sweep(table: pd.DataFrame) -> _Sweep:
     if table.empty:
-        return _Sweep(pd.DataFrame({"lr": [], "feasible": [], "final": [], "error": [], "seeds": []}), None, "none")
-    table["feasible"] = _feasible(table)
-    groups = table.groupby("lr")
-    rates = pd.DataFrame(
-        {
-            "feasible": groups["feasible"].all(),
-            "final": table.where(table["feasible"])["final"].groupby(table["lr"]).mean(),
-            "seeds": groups.size(),
-        }
-    ).reset_index()
+        return _Sweep(
+            pd.DataFrame({c: [] for c in ("lr", "feasible", "final", "error", "seeds")}).astype({"feasible": bool})
+        )
+    table = table.assign(feasible=_feasible(table))
+    rates = table.groupby("lr").agg(feasible=("feasible", "all"), final=("final", "mean"), seeds=("seed", "size"))
+    rates = rates.reset_index()
+    rates.loc[~rates["feasible"], "final"] = np.nan
     spread, source = _noise(table, rates)
     rates["error"] = spread / np.sqrt(rates["seeds"])
-    lengths = [len(c) for c in table["loss"] if isinstance(c, (list, tuple, np.ndarray, pd.Series))]
-    return _Sweep(rates, max(lengths) if lengths else None, source)
+    lengths = [len(c) for c in table["loss"] if np.ndim(c) == 1]
+    return _Sweep(rates, max(lengths, default=None), source)
 
 
 def _feasible(table: pd.DataFrame) -> np.ndarray:
-    ok, final = table["trained"].to_numpy(bool), table["final"].to_numpy(float)
+    ok = table["trained"].to_numpy(bool)
     if not ok.any():
         return ok
-    start = _start(table)
-    low = final[ok].min()
-    limit = start - KEPT * (start - low)
-    lr = table["lr"].to_numpy(float)
-    best = table["best"].to_numpy(float)
-    lost = final - best > KEPT * np.maximum(start - best, 0)
-    high = (lr > lr[ok][np.argmin(final[ok])]) & (final > limit)
-    return ok & ~(high & (start > low)) & ~(np.isfinite(best) & lost & (final > best + (1 - KEPT) * (start - low)))
+    lr, final, best = (table[c].to_numpy(float) for c in ("lr", "final", "best"))
+    start, low = _start(table), final[ok].min()
+    high = (lr > lr[ok][np.argmin(final[ok])]) & (final > start - KEPT * (start - low)) & (start > low)
+    lost = final - best > (1 - KEPT) * max(start - low, 0.0)
+    return ok & ~high & ~(lost & (start > low))
 
 
 def _start(table: pd.DataFrame) -> float:
-    """The loss before training: as given, else the worst of the trials' best losses, else of the lower rates' ends."""
-    for name in ("initial", "best"):
-        known = table[name].to_numpy(float)
-        known = known[np.isfinite(known)]
-        if len(known):
-            return float(np.median(known) if name == "initial" else known.max())
+    """The loss before training: as recorded, else the highest that a rate up to the best got down to or ended at."""
+    known = table["initial"].to_numpy(float)
+    if np.isfinite(known).any():
+        return float(np.median(known[np.isfinite(known)]))
     good = table[table["trained"]]
-    return float(good.loc[good["lr"] <= good["lr"][good["final"].idxmin()], "final"].max())
+    slow = good[good["lr"] <= good["lr"][good["final"].idxmin()]]
+    return float(np.nanmax(slow[["best", "final"]].to_numpy(float)))
 
 
 def _noise(table: pd.DataFrame, rates: pd.DataFrame) -> tuple[float, str]:
@@ -316,12 +355,11 @@ def _noise(table: pd.DataFrame, rates: pd.DataFrame) -> tuple[float, str]:
     if good.empty:
         return 0.0, "none"
     near = good[good["final"] <= good["final"].min() + 0.25 * np.ptp(good["final"])]
-    groups = [g["final"].to_numpy() for _, g in near.groupby("lr") if len(g) > 1]
+    groups = [g.to_numpy() for _, g in near.groupby("lr")["final"] if len(g) > 1]
     if groups:
-        return float(
-            np.sqrt(sum(((g - g.mean()) ** 2).sum() for g in groups) / sum(len(g) - 1 for g in groups))
-        ), "seeds"
-    tails = [np.asarray(c, float)[-max(8, len(c) // 10) :] for c in near["loss"] if isinstance(c, (list, np.ndarray))]
+        squares = sum(((g - g.mean()) ** 2).sum() for g in groups)
+        return float(np.sqrt(squares / sum(len(g) - 1 for g in groups))), "seeds"
+    tails = [np.asarray(c, float)[-max(8, len(c) // 10) :] for c in near["loss"] if np.ndim(c) == 1]
     if tails:
         return float(np.median([1.25 * np.std(np.diff(t)) / np.sqrt(2 * len(t)) for t in tails])), "curves"
     f = rates.loc[rates["feasible"] & (rates["final"] <= near["final"].max()), "final"].to_numpy()
@@ -329,40 +367,5 @@ def _noise(table: pd.DataFrame, rates: pd.DataFrame) -> tuple[float, str]:
     return float(1.4826 * np.median(bends) / np.sqrt(1.5)), "neighbours"
 
 
-def _region(rates: pd.DataFrame, best: int) -> list[float]:
-    """The rates around the best, without a gap, that are statistically as good."""
-    gap = rates["final"] - rates["final"][best]
-    as_good = rates["feasible"] & (gap <= AS_GOOD * np.hypot(rates["error"], rates["error"][best]))
-    first = last = best
-    while first > 0 and as_good[first - 1]:
-        first -= 1
-    while last < len(rates) - 1 and as_good[last + 1]:
-        last += 1
-    return rates["lr"][first : last + 1].tolist()
-
-
-def _interval(rates: pd.DataFrame, region: list[float]) -> tuple[float, float]:
-    lrs = rates["lr"].to_numpy()
-    below, above = lrs[lrs < region[0]], lrs[lrs > region[-1]]
-    low = math.sqrt(region[0] * below[-1]) if len(below) else region[0]
-    return float(low), float(math.sqrt(region[-1] * above[0]) if len(above) else region[-1])
-
-
-def _grid_end(rates: pd.DataFrame, best: int) -> str | None:
-    return "high" if best == len(rates) - 1 else "low" if best == 0 else None
-
-
-def _edge(sweep: _Sweep) -> bool | None:
-    best, (_, bad) = sweep.best, sweep.unstable
-    if best == len(sweep.rates) - 1 or np.ptp(sweep.rates["final"].dropna()) == 0 < sweep.rates["feasible"].sum() - 1:
-        return None
-    above = sweep.rates.loc[best + 1]
-    if above["feasible"]:
-        return False
-    return True if bad is not None and bad <= NEAR * sweep.rates["lr"][best] else None
-
-
-def _untold(summary: str, settle: str, facts: dict[str, Any]) -> Finding:
-    return Finding(
-        name="best_lr", value=None, rule=RULE, summary=summary, settle=settle, confidence="low", evidence=facts
-    )
+def _untold(text: str, settle: str, facts: dict[str, Any]) -> Finding:
+    return Finding(name="best_lr", value=None, rule=RULE, summary=text, settle=settle, confidence="low", evidence=facts)
