@@ -51,6 +51,13 @@ def test_a_trial_that_diverges_late_is_infeasible_however_good_its_best():
     assert found.evidence["infeasible"] == pytest.approx([10**-1.5])
 
 
+def test_a_late_divergence_is_seen_in_the_curve_alone():
+    fall = 2.3 - 1.8 * (1 - np.exp(-np.arange(200) / 20))
+    late = np.where(np.arange(200) < 150, fall - 0.3, 2.2)
+    rows = [{"lr": lr, "final": c[-20:].mean(), "loss": c} for lr, c in [(0.01, fall + 0.5), (0.1, fall), (0.05, late)]]
+    assert learning_rate.judge(rows).evidence["infeasible"] == [0.05]
+
+
 def test_an_uncharacteristically_high_loss_above_the_best_is_infeasible_and_below_it_is_slow():
     found = learning_rate.judge(sweep([2.2, 1.0, 0.5, 2.1]))
     assert found.evidence["infeasible"] == pytest.approx([10**-1.5])

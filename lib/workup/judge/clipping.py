@@ -135,7 +135,7 @@ def choose(trials: pd.DataFrame, proposed: Finding) -> tuple[Finding, Finding]:
         text = f"Clipping at {value:.3g} makes lr {facts['high_lr']:.3g} stable, with {share:.0%} of steps clipped."
         text += "" if wanted else " That rate ends no lower than the best one, so leave clipping off."
     caveats = (AGGRESSIVE,) if share > 0.5 else ()
-    common = {"rule": RULE, "caveats": (*proposed.caveats, *caveats), "confidence": "medium"}
+    common: dict[str, Any] = {"rule": RULE, "caveats": (*proposed.caveats, *caveats), "confidence": "medium"}
     clip = Finding(name="clip_norm", value=value, summary=text, evidence=facts, settle=settle, **common)
     told = f"{share:.0%} of updates are clipped at the threshold chosen."
     return clip, Finding(name="clipped_fraction", value=share, summary=told, evidence={"clip_norm": value}, **common)

@@ -6,7 +6,7 @@ import numpy as np
 
 from workup.finding import Finding
 from workup.judge.fixes import pays
-from workup.judge.learning_rate import trials_table
+from workup.judge.sweep import trials_table
 
 #: A trial trains if it makes this share of the best loss reduction among the trials.
 TRAINED = 0.5
@@ -40,7 +40,7 @@ def judge(
     table["feasible"] = _trains(table, baseline)
     by = table.groupby(["lr", "warmup_steps"]).agg(share=("feasible", "mean"), final=("final", "median")).reset_index()
     open_ = by[by["share"] > 0.5]
-    tried = {
+    tried: dict[str, Any] = {
         "tried": by["warmup_steps"].astype(int).unique().tolist(),
         "unstable_lr": unstable_lr,
         "baseline": baseline,

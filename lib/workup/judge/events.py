@@ -1,0 +1,117 @@
+"""Rises of a loss curve that last and stand clear of its noise.
+
+Levels are running medians at several lengths, so that a jump of six steps and a drift of a
+thousand are both seen, and one outlier batch at none of them. Noise is the curve's own local
+spread, so multiplying the loss by a positive constant changes nothing.
+"""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+#: Fewest finite values that can be judged.
+FEWEST = 12
+#: An event lifts a running median this many of its standard deviations above the lowest it had been …
+CLEAR = 11.07
+#: … and by this share of the whole descent; the loss is back when half of what was needed is left.
+SHARE = 0.0303
+#: It stays up for this many logged values at the least (a median over 5 needs three high ones for that).
+LASTS = 3
+#: Lengths of the running medians, in logged values; a longer one is used once the run is eight of it long.
+WINDOWS = (5, 15, 45, 135, 405, 1215)
+
+
+def find_events(y: np.ndarray) -> list[dict[str, Any]]:
+    """The events of a finite curve of shape [n], by index: begin, peak, end, size, rise, recovered."""
+    found: list[dict[str, Any]] = []
+    if len(y) < FEWEST:
+        return found
+    noise = noise_of(y)
+    for window in WINDOWS:
+        if window > WINDOWS[0] and len(y) < 8 * window:
+            break
+        found += _at_scale(y, noise, window)
+    return _merge(found)
+
+
+def _at_scale(y: np.ndarray, noise: np.ndarray, window: int) -> list[dict[str, Any]]:
+    """Rises of the running median over ``window`` above the lowest level before it."""
+    # The first loss is a single draw: as a level to rise above it gets two deviations of grace.
+    y = np.concatenate([y[:1] + 2 * noise[0], y[1:]])
+    level, best = _level(y, window), _level(y, 3 if window == WINDOWS[0] else window)
+    before = np.concatenate([np.full(window, y[0]), best[:-window]])
+    low = np.minimum.accumulate(before)
+    where = np.maximum.accumulate(np.where(before <= low, np.arange(len(y)), 0))
+    where = np.maximum(where - window, 0)
+    white, wander = 1.25 * noise[where] / np.sqrt(window), _wander(level, window)[where]
+    spread = np.where(wander > 1.5 * white, wander, white)
+    need = np.maximum(CLEAR * spread, SHARE * (y[0] - low))
+    over = level - low > need
+    found, t = [], 0
+    while t < len(y) and over[t:].any():
+        first = t + int(np.argmax(over[t:]))
+        base, tolerance, size_unit = low[first], need[first] / 2, noise[where[first]]
+        back = np.flatnonzero(level[first:] <= base + tolerance)
+        stop = first + int(back[0]) if len(back) else len(y)
+        t = stop
+        if stop - first < LASTS and stop < len(y):
+            continue
+        under = np.flatnonzero(y[: first + 1] <= base + tolerance)
+        begin = int(under[-1]) + 1 if len(under) else 0
+        peak = begin + int(np.argmax(level[begin:stop])) if stop > begin else first
+        height = float(level[peak] - base)
+        found.append(
+            {
+                "begin": min(begin, first),
+                "peak": peak,
+                "end": stop if stop < len(y) else None,
+                "size": height / size_unit if size_unit > 0 else float("inf"),
+                "rise": height,
+                "recovered": stop < len(y),
+            }
+        )
+    return found
+
+
+def _merge(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One event where several window lengths saw the same one."""
+    merged: list[dict[str, Any]] = []
+    for event in sorted(found, key=lambda e: e["begin"]):
+        last = merged[-1] if merged else None
+        if last is None or (last["end"] is not None and event["begin"] >= last["end"]):
+            merged.append(dict(event))
+            continue
+        if event["rise"] > last["rise"]:
+            last.update(peak=event["peak"], size=event["size"], rise=event["rise"])
+        if last["end"] is not None and (event["end"] is None or event["end"] > last["end"]):
+            last.update(end=event["end"], recovered=event["recovered"])
+    return merged
+
+
+def _level(y: np.ndarray, window: int) -> np.ndarray:
+    """Running median of the last ``window`` values, shape [n]; the first value until half of them are there."""
+    level = pd.Series(y).rolling(window, min_periods=window // 2 + 1).median().to_numpy(copy=True)
+    level[: window // 2] = y[0]
+    return level
+
+
+def noise_of(y: np.ndarray, window: int = 64) -> np.ndarray:
+    """Local standard deviation of single values about the trend, shape [n], from the past only.
+
+    Second differences see noise and neither slope nor level. For all of the first
+    window stands its end, so that an early rise cannot hide itself.
+    """
+    bends = pd.Series(np.abs(np.diff(y, n=2, prepend=[y[0], y[0]])) if len(y) else [])
+    spread = bends.rolling(window, min_periods=1).median().to_numpy(copy=True) * 1.4826 / np.sqrt(6)
+    first = min(window, len(y)) - 1
+    spread[: first + 1] = spread[first]
+    # Logged losses are often rounded: noise below the rounding is not to be believed.
+    moves = np.abs(np.diff(y))
+    return np.maximum(spread, moves[moves > 0].min(initial=np.inf) / 2) if moves.any() else spread
+
+
+def _wander(level: np.ndarray, window: int) -> np.ndarray:
+    """Spread of the level's own bends over two windows, from the past only, shape [n]; 0 while unknown."""
+    bends = pd.Series(level).diff(window).diff(window).abs()
+    return bends.rolling(12 * window, min_periods=6 * window).median().fillna(0.0).to_numpy() * 1.4826 / np.sqrt(6)
