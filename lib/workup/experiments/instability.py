@@ -46,7 +46,7 @@ def verdict(trace: Trace) -> Finding:
 
 
 def table(traces: list[Trace]) -> pd.DataFrame:
-    """A row per trace: times_best (its multiple of the first trace's rate), lr, stability, events, initial, final, status."""
+    """A row per trace: times_best (its multiple of the first trace's rate), lr, stability, events, initial, final."""
     rows = []
     for trace in traces:
         found = verdict(trace)
