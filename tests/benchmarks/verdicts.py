@@ -38,7 +38,7 @@ def descent(rng: np.random.Generator, n: int = STEPS) -> np.ndarray:
     fall = (
         np.exp(-t / rng.uniform(0.1, 0.25) / n) if rng.random() < 0.5 else (1 + t / (0.02 * n)) ** -rng.uniform(0.5, 1)
     )
-    return (floor + (2.3 - floor) * fall)
+    return floor + (2.3 - floor) * fall
 
 
 def noisy(rng: np.random.Generator, trend: np.ndarray, spread: float = 0.12) -> np.ndarray:

@@ -1,4 +1,5 @@
 import pytest
+
 from workup.errors import ParameterError
 from workup.judge import warmup
 

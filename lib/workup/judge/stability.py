@@ -131,6 +131,9 @@ def _conclude(x: np.ndarray, steps: np.ndarray, rates: Any, norms: Any, evals: A
         evidence["grad_norm_ratio"] = [_ratio(norms, e) for e in events]
     if evals is not None:
         evidence["eval_shows"] = [_shown(evals, e, len(x)) for e in events]
+    caveats = [] if np.all(np.diff(steps) == 1) else ["Not every step was logged: a short rise may be missed."]
+    if gaps := last - len(good):
+        caveats.append(f"{gaps} losses before the last finite one are not finite; they were bridged.")
     sure = last < len(x) or all(e["size"] > 2 for e in events)
     return Finding(
         name="stability",
@@ -139,7 +142,7 @@ def _conclude(x: np.ndarray, steps: np.ndarray, rates: Any, norms: Any, evals: A
         summary=_sentence(value, when, listed, last, steps, len(x)),
         confidence="high" if sure and len(x) >= 100 else "medium" if len(x) >= 50 else "low",
         evidence=evidence,
-        caveats=() if np.all(np.diff(steps) == 1) else ("Not every step was logged: a short rise may be missed.",),
+        caveats=tuple(caveats),
     )
 
 
