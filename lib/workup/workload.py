@@ -244,7 +244,7 @@ def fingerprint(workload: Workload) -> dict[str, str]:
     finally:
         torch.set_rng_state(rng)
     weights = [(n, tuple(t.shape), str(t.dtype), _sample(t)) for n, t in module.state_dict().items()]
-    functions = [workload.loss, workload.optimizer, workload.schedule, *workload.metrics.values()]
+    functions: list[Any] = [workload.loss, workload.optimizer, workload.schedule, *workload.metrics.values()]
     if not isinstance(workload.model, nn.Module):
         functions.append(workload.model)
     settings = (workload.name, workload.batch_size, float(workload.lr), workload.max_train_steps)

@@ -122,9 +122,8 @@ def test_one_worker_where_four_would_do_is_found(plant):
 
 
 def test_four_workers_on_the_same_data_are_enough(plant):
-    assert (
-        named(diagnose(plant(read=1.5 * STEP, workers=4, prefetch=2, loss=long_loss), {**MORE, "num_workers": 5})) == []
-    )
+    found = diagnose(plant(read=1.5 * STEP, workers=4, prefetch=2, loss=long_loss), {**MORE, "num_workers": 5})
+    assert "too_few_workers" not in named(found)
 
 
 @pytest.mark.parametrize(("prefetch", "expected"), [(1, ["small_prefetch"]), (8, [])])

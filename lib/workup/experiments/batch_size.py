@@ -1,7 +1,7 @@
 """Which batch size (playbook: B1 to B12): probe memory, sweep throughput, try the recommended size again."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -63,7 +63,7 @@ def probe(session: Session) -> pd.DataFrame:
         for one in search(prober.attempt, first=first, most=most, limit_bytes=held.bytes, slowest_seconds=slowest):
             tried.append(one)
             bar.advance(note=f"{one.batch_size}: {one.status}")
-        bar.advance(6 - len(tried))
+        bar.total = len(tried)
     return table(tried)
 
 
@@ -141,6 +141,39 @@ def noise(session: Session) -> pd.DataFrame:
         rows = noise_scale.measure(session.workload, trial, at=at, draws=draws, device=session.device)
         bar.advance()
     return rows
+
+
+def to_goal(session: Session, sizes: Sequence[int], *, goal: float | None = None) -> pd.DataFrame:
+    """Steps to one evaluation loss at several sizes, the learning rate retuned at each (playbook: B8, B11).
+
+    The goal is what today's settings reach in the steps of the budget's noise run. A run may take
+    four times the steps that perfect scaling asks for; the loss is a running median over five steps.
+
+    Returns:
+        A row per trial: batch_size, lr, steps (NaN where the goal was not reached).
+    """
+    workload = session.workload
+    count = min(BUDGET[session.budget]["noise"][0], workload.max_train_steps)
+    today = Trial(lr=workload.lr, steps=count, batch_size=workload.batch_size, seed=session.seed, eval_every=1)
+    today = dataclasses.replace(today, eval_examples=512)
+    if goal is None:
+        goal = float(_smooth(session.run([today], label="goal")[0]).iloc[-1])
+    trials = []
+    for size in sizes:
+        scale = size / workload.batch_size
+        steps = int(max(4 * count / scale, 2 * count))
+        rates = [workload.lr * scale**0.5 * factor for factor in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)]
+        trials += [dataclasses.replace(today, batch_size=size, steps=steps, lr=float(f"{lr:.3g}")) for lr in rates]
+    rows = []
+    for trace in session.run(trials, label="steps to the goal"):
+        reached = (_smooth(trace) <= goal).to_numpy()
+        steps = float(reached.argmax() + 1) if reached.any() else float("nan")
+        rows.append({"batch_size": trace.trial.batch_size, "lr": trace.trial.lr, "steps": steps})
+    return pd.DataFrame(rows)
+
+
+def _smooth(trace: Trace) -> pd.Series:
+    return trace.steps["eval_loss"].rolling(5, min_periods=1).median()
 
 
 def costs(session: Session, noise: pd.DataFrame, speeds: pd.DataFrame) -> tuple[Finding, pd.DataFrame]:

@@ -1,6 +1,7 @@
 """Does the prescription train better than the present settings (playbook: D5, F4)."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ from workup.finding import Finding, Prescription
 from workup.judge import checkpoints
 from workup.trace import Trace, Trial
 
-BUDGET = {
+BUDGET: dict[str, dict[str, Any]] = {
     "smoke": {"steps": 120, "seeds": 3},
     "standard": {"steps": 1000, "seeds": 3},
     "thorough": {"steps": None, "seeds": 5},
@@ -77,7 +78,7 @@ def table(groups: Mapping[str, list[Trace]]) -> pd.DataFrame:
                     "seed": trace.trial.seed,
                     "status": trace.status,
                     "best": float(finite.min()) if some else float("nan"),
-                    "best_step": int(finite.idxmin()) if some else -1,
+                    "best_step": int(finite.argmin()) if some else -1,
                     "examples": int(trace.steps.examples.sum()),
                     "seconds": float(trace.steps.seconds.sum()),
                 }

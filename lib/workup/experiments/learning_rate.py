@@ -1,6 +1,7 @@
 """Which learning rate (playbook: C1, C3, C6): plan a sweep, widen it, refine it, judge it."""
 
 import dataclasses
+from typing import Any
 
 import pandas as pd
 
@@ -10,7 +11,7 @@ from workup.judge import learning_rate as judge
 from workup.trace import Trace, Trial
 
 #: steps per trial; factor between coarse and between refined rates as a power of ten; seeds refined with.
-BUDGET = {
+BUDGET: dict[str, dict[str, Any]] = {
     "smoke": {"steps": 60, "coarse": 1.0, "fine": 0.5, "seeds": 1},
     "standard": {"steps": 300, "coarse": 0.5, "fine": 0.25, "seeds": 2},
     "thorough": {"steps": 1000, "coarse": 0.5, "fine": 0.125, "seeds": 3},

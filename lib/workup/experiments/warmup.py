@@ -13,7 +13,7 @@ from workup.judge import warmup as judge
 from workup.trace import Trace, Trial
 
 #: The longest ramp tried, in steps; never over a tenth of max_train_steps (playbook: D4).
-BUDGET = {"smoke": {"longest": 40}, "standard": {"longest": 300}, "thorough": {"longest": None}}
+BUDGET: dict[str, int | None] = {"smoke": 40, "standard": 300, "thorough": None}
 #: Peaks tried, as shares of base_factor x unstable_lr (playbook: D2 asks for the whole of it).
 PEAKS = (0.1, 10**-0.5, 1.0)
 #: Steps after the ramp, as a multiple of the longest ramp (playbook: D3).
@@ -32,7 +32,7 @@ def plan(session: Session) -> list[Trial]:
     factor = session.settle("base_factor", fallback=10.0)
     size = session.settle("batch_size", finding="recommended_batch_size", fallback=own.batch_size)
     tenth = max(1, own.max_train_steps // 10)
-    cap = session.settle("longest_warmup", fallback=BUDGET[session.budget]["longest"] or tenth)
+    cap = session.settle("longest_warmup", fallback=BUDGET[session.budget] or tenth)
     longest = min(int(cap), tenth)
     base = Trial(lr=lr, steps=longest * (1 + POST_WARMUP), batch_size=int(size), seed=session.seed)
     lengths = [0, *(10**k for k in range(1, 7) if 10**k < longest), longest]

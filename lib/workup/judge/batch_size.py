@@ -240,6 +240,31 @@ def critical(noise: pd.DataFrame, *, resamples: int = 400, seed: int = 0) -> Fin
     )
 
 
+def measured_critical(reached: pd.DataFrame) -> Finding:
+    """``critical_batch_size`` by experiment: steps = S_min (1 + B_crit / B), fitted to the steps a goal took (B8).
+
+    Args:
+        reached: columns batch_size, lr, steps (to the goal; NaN where it was not reached). At each
+            size the best learning rate counts: each size is retuned (playbook: B11).
+    """
+    about: dict[str, Any] = {"name": "critical_batch_size", "unit": "examples", "rule": "playbook: B8, B9"}
+    best = reached.groupby("batch_size")["steps"].min().dropna()
+    if len(best) < 3:
+        why = f"Only {len(best)} sizes reached the goal, at any learning rate tried."
+        return Finding(**about, value=None, summary=why, settle="More steps, or a nearer goal.")
+    sizes, steps = best.index.to_numpy(float), best.to_numpy(float)
+    design = np.stack([np.ones_like(sizes), 1 / sizes], axis=1) / steps[:, None]  # weights: relative errors count
+    (fewest, examples), *_ = np.linalg.lstsq(design, np.ones_like(sizes), rcond=None)
+    about["evidence"] = {"steps": {str(int(n)): float(k) for n, k in zip(sizes, steps, strict=True)}}
+    if fewest <= 0 or examples <= 0:
+        what = "perfectly" if fewest <= 0 else "not at all"
+        why = f"Steps fall {what} with the batch up to {sizes[-1]:.0f}: the critical size lies outside what was tried."
+        return Finding(**about, value=None, summary=why, settle="Other sizes.")
+    value = examples / fewest
+    why = f"By experiment, training takes twice the fewest steps ({fewest:.0f}) at batches of {value:.0f}."
+    return Finding(**about, value=round(value), confidence="medium", summary=why)
+
+
 def costs(table: pd.DataFrame, critical_size: float, *, present: int, steps: int) -> pd.DataFrame:
     """What reaching the goal of today's run takes at each size (playbook: B8, B9, B10).
 

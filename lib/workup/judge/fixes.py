@@ -54,7 +54,7 @@ def judge(trials: pd.DataFrame) -> Finding:
             confidence="low",
             settle="Run the rate as it is, and each fix, with equal seeds and batches.",
         )
-    evidence = {fix: {"stability": row.stability, "final": row.final} for fix, row in rows.iterrows()}
+    evidence = {str(fix): {"stability": row.stability, "final": row.final} for fix, row in rows.iterrows()}
     if rows.stability["nothing"] == "stable":
         return Finding(
             name="recommended_fix",

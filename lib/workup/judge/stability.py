@@ -195,7 +195,7 @@ def _oscillation(y: np.ndarray, longest: int = 32) -> bool:
     if len(r) < 2 * longest or not np.any(r):
         return False
     r = np.clip(r, *np.quantile(r, [0.02, 0.98]))
-    power = np.correlate(r, r, "full")[len(r) - 1 :][:longest] / max(float(np.sum(r * r)), np.finfo(float).tiny)
+    power = np.array([r[: len(r) - k] @ r[k:] for k in range(longest)]) / max(float(r @ r), np.finfo(float).tiny)
     trough = int(np.argmin(power))
     return bool(power[trough] < -0.4 and power[trough:].max() > 0.4)
 

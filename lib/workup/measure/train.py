@@ -73,7 +73,7 @@ def _loop(workload: Workload, trial: Trial, device: str, recorder: "Recorder", s
     seed_everything(trial.seed)
     model = workload.build_model().to(device).train()
     optimizer = (builder(trial.optimizer) if trial.optimizer else workload.optimizer)(model.parameters(), trial.lr)
-    forward = torch.compile(model) if workload.compile else model
+    forward: Any = torch.compile(model) if workload.compile else model
     params = [p for group in optimizer.param_groups for p in group["params"]]
     shares = [group["lr"] / trial.lr for group in optimizer.param_groups]
     rates = trial.learning_rates(workload.schedule)
