@@ -1,0 +1,153 @@
+"""The five core experiments on one small workload, each against what is known of it."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from workup import Prescription, Study, Trace, Trial, Workload
+from workup.experiments import clipping, final_run, instability, learning_rate, warmup
+from workup.experiments.session import Session
+from workup.finding import prescribe
+from workup.trace import COLUMNS
+
+#: Quadratic bowl 0.5 * CURVATURE * w^2: gradient descent contracts by |1 - lr * CURVATURE| a step.
+CURVATURE = 10.0
+
+
+class Bowl(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(1.0))
+
+
+def bowl_loss(model, batch):
+    return 0.5 * CURVATURE * model.w**2 + 0 * batch[0][:, 0]
+
+
+@pytest.fixture
+def session(tmp_path):
+    workload = Workload(
+        name="bowl",
+        model=Bowl,
+        train_data=TensorDataset(torch.zeros(32, 1)),
+        eval_data=TensorDataset(torch.zeros(8, 1)),
+        loss=bowl_loss,
+        optimizer=torch.optim.SGD,
+        batch_size=8,
+        lr=0.01,
+        max_train_steps=600,
+    )
+    return Session(
+        notebook="04_learning_rate",
+        workload=workload,
+        reference="",
+        study=Study.open(tmp_path / "s", workload="bowl", fingerprint={}),
+        device="cpu",
+        seed=0,
+        budget="smoke",
+        knobs={},
+        fingerprint="f",
+    )
+
+
+def sweep(session):
+    traces = session.run(learning_rate.plan(session))
+    return learning_rate.refine(session, learning_rate.widen(session, traces))
+
+
+def test_the_sweep_widens_until_the_known_optimum_and_the_known_edge_are_bracketed(session):
+    traces = sweep(session)
+    best, _, unstable = learning_rate.conclude(session, traces)
+    # lr* = 1 / curvature converges in one step; 2 / curvature is the edge of stability.
+    assert best.value == pytest.approx(1 / CURVATURE, rel=0.01)
+    assert unstable.interval[0] <= 2 / CURVATURE <= unstable.interval[1]
+    assert best.evidence["horizon_steps"] == 60
+    assert session.study.findings()["best_lr"].value == best.value
+
+
+def test_rates_at_lr_star_and_just_above_are_shown(session):
+    traces = sweep(session)
+    best, *_ = learning_rate.conclude(session, traces)
+    shown = [trace.trial.lr for trace in learning_rate.around_best(traces, best)]
+    assert shown[0] == best.value
+    assert shown == sorted(shown)
+
+
+def test_multiples_of_lr_star_break_where_theory_says(session):
+    session = dataclasses.replace(session, notebook="05_instability", knobs={"lr": 0.08, "steps": 80})
+    traces = session.run(instability.plan(session))
+    table = instability.table(traces)
+    # 0.08 and 0.16 lie below 2 / 10, 0.4 and 0.8 above.
+    assert table.stability[:2].tolist() == ["stable", "stable"]
+    assert table.stability[2:].isin(["diverged", "early"]).all()
+    remedies = instability.plan_fixes(session, traces)
+    assert {trial.lr for fix, trial in remedies.items() if fix != "lower lr"} == {traces[2].trial.lr}
+    fixed = instability.fix_table(remedies, session.run(list(remedies.values())))
+    test, unstable, fix = instability.conclude(session, traces, fixed)
+    assert test.value == "stable"
+    assert unstable.value == pytest.approx(0.4)
+    assert unstable.interval == pytest.approx((0.16, 0.4))
+    assert fix.value == "none"
+
+
+def test_a_workload_stable_at_ten_times_lr_star_is_told_it_needs_nothing(session):
+    session = dataclasses.replace(session, notebook="05_instability", knobs={"lr": 0.01, "steps": 80})
+    traces = session.run(instability.plan(session))
+    remedies = instability.plan_fixes(session, traces)
+    assert list(remedies) == ["nothing"]
+    fixed = instability.fix_table(remedies, session.run(list(remedies.values())))
+    test, unstable, fix = instability.conclude(session, traces, fixed)
+    assert (test.value, unstable.value, fix.value) == ("stable", None, "none")
+
+
+def test_warmup_plans_orders_of_magnitude_to_a_tenth_of_the_run_and_finds_that_none_is_enough(session):
+    session = dataclasses.replace(session, notebook="06_warmup", knobs={"unstable_lr": 0.25, "lr": 0.1})
+    trials = warmup.plan(session)
+    assert {t.warmup_steps for t in trials} == {0, 10, 40}
+    assert {t.lr for t in trials} == {0.1, 0.25, 0.790569, 2.5}
+    assert {t.steps for t in trials} == {120}
+    (found,) = warmup.conclude(session, warmup.refine(session, session.run(trials)))
+    # Past 2 / curvature no ramp helps a quadratic.
+    assert found.evidence["enough"] is False or found.evidence["peak_lr"] is None
+    assert prescribe(session.study.findings(), workload=session.workload).peak_lr == 0.01
+
+
+def test_the_threshold_comes_from_the_unclipped_norms_of_the_rate_at_hand(session):
+    session = dataclasses.replace(session, notebook="07_clipping", knobs={"lr": 0.01, "high_lr": 0.25, "steps": 100})
+    traces = session.run(clipping.plan(session))
+    clipped = clipping.plan_clipped(session, traces)
+    # |g| = 10 * 0.9^t at lr 0.01.
+    norms = 10 * 0.9 ** np.arange(100)
+    expected = [np.percentile(norms, p) for p in (90, 75, 50)]
+    assert [t.clip_norm for t in clipped] == pytest.approx([expected[0], *expected], rel=1e-3)
+    found, share = clipping.conclude(session, traces, session.run(clipped))
+    assert share.rule.startswith("playbook: E")
+    assert found.name == "clip_norm"
+
+
+def test_the_final_run_pairs_seeds_and_keeps_steps_equal(session):
+    session = dataclasses.replace(session, notebook="11_final_run", knobs={"steps": 40})
+    prescription = Prescription(
+        batch_size=8, peak_lr=0.1, warmup_steps=5, max_train_steps=605, clip_norm=None, schedule=False
+    )
+    trials = final_run.plan(session, prescription)
+    assert {(t.steps, t.batch_size) for runs in trials.values() for t in runs} == {(40, 8)}
+    assert [t.seed for t in trials["present"]] == [t.seed for t in trials["prescribed"]] == [0, 1, 2]
+    groups = {name: session.run(runs) for name, runs in trials.items()}
+    (found,) = final_run.conclude(session, groups)
+    # At lr 0.01 the loss is 5 * 0.9^(2 t); at 1 / curvature it reaches 0.
+    assert found.value == pytest.approx(5 * 0.9**80, rel=1e-3)
+
+
+def test_a_final_loss_is_the_mean_of_the_last_tenth_and_missing_where_the_trial_ended_early():
+    def trace(losses, steps):
+        table = pd.DataFrame({name: np.zeros(len(losses)) for name in COLUMNS}).assign(loss=losses)
+        return Trace(trial=Trial(lr=0.1, steps=steps, batch_size=1), steps=table)
+
+    assert learning_rate.final_loss(trace(np.arange(20.0), 20)) == 18.5
+    assert np.isnan(learning_rate.final_loss(trace(np.arange(19.0), 20)))

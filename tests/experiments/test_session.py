@@ -1,0 +1,145 @@
+import numpy as np
+import pytest
+
+from workup import ParameterError, StudyError, Trial, WorkloadError, start
+from workup.finding import Finding
+
+FILE = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from workup import Workload
+
+x = torch.randn(200, 8, generator=torch.Generator().manual_seed(0))
+data = TensorDataset(x, x[:, :3].argmax(1))
+calls = []
+
+def loss(model, batch):
+    calls.append(1)
+    return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+def make(**changes):
+    fields = dict(name="mine", model=lambda: nn.Linear(8, 3), train_data=data, eval_data=data, loss=loss,
+                  optimizer=torch.optim.SGD, batch_size=16, lr=0.1, max_train_steps=100)
+    return Workload(**{**fields, **changes})
+
+workload = make()
+nan = make(loss=lambda model, batch: loss(model, batch) * float("nan"))
+def broken(model, batch):
+    raise RuntimeError("shapes cannot be multiplied")
+raising = make(loss=broken)
+"""
+TRIAL = Trial(lr=0.1, steps=5, batch_size=16)
+
+
+@pytest.fixture
+def given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FILE)
+    return {"workload": "mine.py:workload", "study": "runs/mine", "budget": "smoke"}
+
+
+def begin(given, **changes):
+    return start("04_learning_rate", {**given, **changes})
+
+
+def test_a_study_lands_where_the_relative_path_says(given, tmp_path):
+    assert begin(given).study.folder == tmp_path / "runs" / "mine"
+
+
+def test_from_inside_the_notebooks_folder_paths_mean_the_same(given, tmp_path, monkeypatch):
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "04_learning_rate.ipynb").write_text("{}")
+    monkeypatch.chdir(tmp_path / "notebooks")
+    assert begin(given).study.folder == tmp_path / "runs" / "mine"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"budget": "standrad"}, "Did you mean 'standard'"),
+        ({"steps": "many"}, "steps='many' must be a whole number"),
+        ({"steps": 2.5}, "must be a whole number"),
+        ({"seed": "x"}, "seed='x'"),
+    ],
+)
+def test_a_parameter_of_the_wrong_kind_is_named(given, changes, message):
+    with pytest.raises(ParameterError, match=message):
+        begin(given, **changes)
+
+
+def test_what_papermill_injects_under_an_unknown_name_stops_with_the_nearest(given):
+    cells = ["", "# Parameters\nstep = 50\n"]
+    with pytest.raises(ParameterError, match=r"no parameter 'step'. Did you mean 'steps'\?"):
+        begin(given, In=cells, step=50)
+    assert begin(given, In=["step = 50"], step=50).knobs["steps"] is None
+
+
+def test_numbers_given_as_text_are_understood(given):
+    assert begin(given, lr="1e-3", steps="50").knobs == {"lr": 1e-3, "steps": 50, "batch_size": None}
+
+
+def test_the_environment_stands_in_for_defaults_only(given, monkeypatch):
+    monkeypatch.setenv("WORKUP_STUDY", "runs/other")
+    monkeypatch.setenv("WORKUP_SEED", "7")
+    session = begin(given)
+    assert (session.study.folder.name, session.seed) == ("mine", 7)
+    del given["study"]
+    assert begin(given).study.folder.name == "other"
+
+
+def test_a_knob_is_taken_as_given_else_found_else_from_the_workload(given):
+    session = begin(given)
+    assert session.settle("lr", finding="best_lr", fallback=0.1) == 0.1
+    assert "no best_lr yet" in session.sources["lr"]["from"]
+    session.conclude(Finding(name="best_lr", value=0.3, rule="C1", summary="…"))
+    assert begin(given).settle("lr", finding="best_lr", fallback=0.1) == 0.3
+    assert begin(given, lr=0.7).settle("lr", finding="best_lr", fallback=0.1) == 0.7
+    with pytest.raises(ParameterError, match="lr=-1.0 must be positive"):
+        begin(given, lr=-1).settle("lr", fallback=0.1)
+
+
+def test_a_finished_trial_is_read_and_not_run_again(given):
+    import sys
+
+    first = begin(given).run([TRIAL])[0]
+    session = begin(given)
+    calls = sys.modules[session.workload.loss.__module__].calls
+    before = len(calls)
+    again = session.run([TRIAL])[0]
+    assert len(calls) == before
+    np.testing.assert_array_equal(first.steps.loss, again.steps.loss)
+
+
+def test_an_interrupt_keeps_what_was_measured_and_the_trial_runs_again(given, monkeypatch):
+    session = begin(given)
+    real, seen = session.workload.loss, []
+
+    def interrupted(model, batch):
+        seen.append(1)
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+        return real(model, batch)
+
+    object.__setattr__(session.workload, "loss", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        session.run([TRIAL])
+    ((_, kept),) = session.study.traces()
+    assert (kept.status, len(kept.steps)) == ("interrupted", 3)
+    assert session.run([TRIAL])[0].status == "finished"
+
+
+def test_what_no_setting_can_cause_stops_the_notebook(given):
+    with pytest.raises(WorkloadError, match="fails at its first step.*shapes cannot be multiplied"):
+        begin(given, workload="mine.py:raising").run([TRIAL])
+    with pytest.raises(WorkloadError, match="the loss of the first batch is nan before any update"):
+        begin(given, workload="mine.py:nan", study="runs/nan").run([TRIAL])
+
+
+def test_a_changed_workload_is_refused_but_a_comment_is_no_change(given, tmp_path):
+    begin(given)
+    (tmp_path / "mine.py").write_text(FILE + "\n# a comment\n")
+    begin(given)
+    (tmp_path / "mine.py").write_text(FILE.replace("nn.Linear(8, 3)", "nn.Linear(8, 4)"))
+    with pytest.raises(StudyError, match="changed since: model, code"):
+        begin(given)
