@@ -142,6 +142,7 @@ def test_watching_uses_nothing_of_what_comes_after():
     live = [f.value for f in stability.watch(x, every=100)]
     assert live == [stability.judge(x[:t]).value for t in (100, 200, 300, 400, 500)]
     assert live[2:4] == ["stable", "mid"]
+    assert len(list(stability.watch(x[:250], every=100))) == 3
 
 
 @settings(deadline=None, max_examples=40)

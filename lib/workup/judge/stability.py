@@ -73,19 +73,22 @@ def judge(loss: Any, *, grad_norm: Any = None, eval_loss: Any = None, lr: Any = 
 def watch(losses: Iterable[float], *, every: int = 10) -> Iterator[Finding]:
     """The verdict so far on a run under way: after each ``every`` losses, or fiftieth of the run where that is more.
 
-    Each verdict uses the losses up to then only.
+    Each verdict uses the losses up to then only; where they end, one more on all of them.
 
     Example:
         >>> [f.value for f in watch([1.0] * 20 + [float("nan")], every=7)]
         ['cannot_tell', 'stable', 'diverged']
     """
     seen: list[float] = []
-    due = every
+    judged, due = 0, every
     for value in losses:
         seen.append(float(value))
         if len(seen) >= due:
             yield judge(seen)
-            due = len(seen) + max(every, len(seen) // 50)
+            judged = len(seen)
+            due = judged + max(every, judged // 50)
+    if len(seen) > judged:
+        yield judge(seen)
 
 
 def curve(values: Any, name: str, length: int | None = None) -> np.ndarray:
