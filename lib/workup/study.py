@@ -149,14 +149,16 @@ class Study:
         self._write(f"findings/{experiment}.json", json.dumps(body, indent=2, allow_nan=False))
 
     def findings(self) -> dict[str, Finding]:
-        """By name; where several notebooks speak of one name, the last in the workbook's order."""
+        """By name; where several notebooks speak of one name, the last in the workbook's order that can tell."""
         found: dict[str, Finding] = {}
         for path in sorted((self.folder / "findings").glob("*.json")):
             try:
                 body = json.loads(path.read_text())
                 for values in body["findings"]:
                     finding = Finding.from_dict({**values, "experiment": body["experiment"]})
-                    found[finding.name] = finding
+                    before = found.get(finding.name)
+                    if finding.told or before is None or not before.told:
+                        found[finding.name] = finding
             except (ValueError, KeyError, TypeError) as error:
                 raise StudyError(
                     f"study '{self.folder}': {path} is damaged ({error}). Run its notebook again."

@@ -95,7 +95,7 @@ def test_a_knob_is_taken_as_given_else_found_else_from_the_workload(given):
     session.conclude(Finding(name="best_lr", value=0.3, rule="C1", summary="…"))
     assert begin(given).settle("lr", finding="best_lr", fallback=0.1) == 0.3
     assert begin(given, lr=0.7).settle("lr", finding="best_lr", fallback=0.1) == 0.7
-    with pytest.raises(ParameterError, match="lr=-1.0 must be positive"):
+    with pytest.raises(ParameterError, match=r"lr=-1\.0 must be positive"):
         begin(given, lr=-1).settle("lr", fallback=0.1)
 
 
@@ -130,7 +130,7 @@ def test_an_interrupt_keeps_what_was_measured_and_the_trial_runs_again(given, mo
 
 
 def test_what_no_setting_can_cause_stops_the_notebook(given):
-    with pytest.raises(WorkloadError, match="fails at its first step.*shapes cannot be multiplied"):
+    with pytest.raises(WorkloadError, match=r"fails at its first step.*shapes cannot be multiplied"):
         begin(given, workload="mine.py:raising").run([TRIAL])
     with pytest.raises(WorkloadError, match="the loss of the first batch is nan before any update"):
         begin(given, workload="mine.py:nan", study="runs/nan").run([TRIAL])

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workup.experiments import instability
 from workup.experiments.session import Session
 from workup.finding import Finding, Prescription
 from workup.judge import checkpoints
@@ -60,7 +61,7 @@ def schedules(session: Session, trials: Mapping[str, list[Trial]]) -> dict[str, 
 
 
 def table(groups: Mapping[str, list[Trace]]) -> pd.DataFrame:
-    """A row per run: settings, seed, status, best (lowest evaluation loss), best_step, examples, seconds.
+    """A row per run: settings, seed, status, stability, best (lowest evaluation loss), best_step, examples, seconds.
 
     Without evaluation data, best is the lowest mean of 50 training losses.
     """
@@ -77,6 +78,7 @@ def table(groups: Mapping[str, list[Trace]]) -> pd.DataFrame:
                     "settings": name,
                     "seed": trace.trial.seed,
                     "status": trace.status,
+                    "stability": instability.verdict(trace).value,
                     "best": float(finite.min()) if some else float("nan"),
                     "best_step": int(finite.argmin()) if some else -1,
                     "examples": int(trace.steps.examples.sum()),

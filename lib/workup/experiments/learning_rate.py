@@ -123,19 +123,17 @@ def around_best(traces: list[Trace], best: Finding) -> list[Trace]:
 
 
 def conclude(session: Session, traces: list[Trace]) -> tuple[Finding, ...]:
-    """best_lr, lr_at_edge and unstable_lr, each with the horizon it holds at."""
+    """best_lr, lr_at_edge and unstable_lr; best_lr says at which horizon it holds and carries it to the whole run."""
     trials = table(traces)
     steps, of = traces[0].trial.steps, session.workload.max_train_steps
-    horizon = (
-        f"Measured at {steps:,} of {of:,} steps and a constant rate; the best rate of a longer run is often lower.",
-        f"Holds for batch size {traces[0].trial.batch_size} and the present optimizer (playbook: B11).",
+    best, carried = judge.judge(trials), judge.carry(trials, of)
+    best = dataclasses.replace(
+        best,
+        evidence={**best.evidence, "horizon_steps": steps, "carried": carried.to_dict()},
+        caveats=(
+            *best.caveats,
+            f"Measured over {steps:,} of {of:,} steps. {carried.summary} {carried.settle}".strip(),
+            f"Holds for batch size {traces[0].trial.batch_size} and the present optimizer (playbook: B11).",
+        ),
     )
-    found = (judge.judge(trials), judge.edge(trials), judge.unstable(trials))
-    return session.conclude(
-        *(
-            dataclasses.replace(
-                f, evidence={**f.evidence, "horizon_steps": steps}, caveats=(*f.caveats, *(horizon if i == 0 else ()))
-            )
-            for i, f in enumerate(found)
-        )
-    )
+    return session.conclude(best, judge.edge(trials), judge.unstable(trials))

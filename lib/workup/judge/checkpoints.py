@@ -30,7 +30,7 @@ def judge(runs: pd.DataFrame) -> Finding:
 
     Args:
         runs: columns ``settings`` ("present" or "prescribed"), ``seed``, ``best`` (lowest
-            evaluation loss of the run; NaN where it has none) and ``best_step``.
+            evaluation loss of the run; NaN where it has none), and optionally ``stability``.
 
     Returns:
         ``improvement``: present minus prescribed, paired by seed, with its 95% interval;
@@ -41,6 +41,7 @@ def judge(runs: pd.DataFrame) -> Finding:
         if group not in wide:
             wide[group] = np.nan
     pairs = wide.replace([np.inf, -np.inf], np.nan)
+    shaky = _unstable(runs)
     failed = {group: int(pairs[group].isna().sum()) for group in ("present", "prescribed")}
     pairs = pairs.dropna()
     evidence = {
@@ -69,7 +70,9 @@ def judge(runs: pd.DataFrame) -> Finding:
     numbers = f"{pairs['prescribed'].mean():.4g} against {pairs['present'].mean():.4g}"
     if low <= 0 <= high:
         summary = f"No difference that {len(pairs)} seeds can show: best evaluation loss {numbers} as it is now."
-        return _cannot(summary, "Run more seeds, or the full number of steps.", {**evidence, "interval": (low, high)})
+        return _cannot(
+            summary, "Run more seeds, or the full number of steps.", {**evidence, "interval": (low, high)}, shaky
+        )
     better = "lower" if gain > 0 else "HIGHER"
     return Finding(
         name="improvement",
@@ -80,10 +83,27 @@ def judge(runs: pd.DataFrame) -> Finding:
         summary=f"The prescribed settings reach a {better} best evaluation loss: {numbers} as it is now.",
         confidence="high" if len(pairs) >= 5 else "medium",
         evidence=evidence,
+        caveats=shaky,
     )
 
 
-def _cannot(summary: str, settle: str, evidence: dict) -> Finding:
+def _unstable(runs: pd.DataFrame) -> tuple[str, ...]:
+    """A caveat where prescribed runs did not stay stable, whatever their best checkpoint says."""
+    if "stability" not in runs:
+        return ()
+    own = runs[runs["settings"] == "prescribed"]["stability"]
+    bad = int(own.isin(["early", "mid", "diverged"]).sum())
+    return (f"{bad} of {len(own)} prescribed runs became unstable: take a lower peak_lr.",) if bad else ()
+
+
+def _cannot(summary: str, settle: str, evidence: dict, caveats: tuple[str, ...] = ()) -> Finding:
     return Finding(
-        name="improvement", value=None, rule=RULE, summary=summary, confidence="low", evidence=evidence, settle=settle
+        name="improvement",
+        value=None,
+        rule=RULE,
+        summary=summary,
+        confidence="low",
+        evidence=evidence,
+        settle=settle,
+        caveats=caveats,
     )

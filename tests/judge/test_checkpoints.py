@@ -1,0 +1,48 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from workup.judge import checkpoints
+
+
+def runs(present, prescribed, **columns):
+    rows = [("present", i, v) for i, v in enumerate(present)] + [("prescribed", i, v) for i, v in enumerate(prescribed)]
+    return pd.DataFrame(rows, columns=["settings", "seed", "best"]).assign(**columns)
+
+
+def test_a_clear_gain_is_told_with_students_interval():
+    found = checkpoints.judge(runs([1.0, 1.1, 1.2], [0.5, 0.6, 0.8]))
+    gains = np.array([0.5, 0.5, 0.4])
+    half = 4.303 * gains.std(ddof=1) / np.sqrt(3)
+    assert found.value == pytest.approx(gains.mean())
+    assert found.interval == pytest.approx((gains.mean() - half, gains.mean() + half))
+
+
+def test_a_loss_is_told_as_loudly_as_a_gain():
+    found = checkpoints.judge(runs([0.5, 0.6, 0.7], [1.0, 1.1, 1.2]))
+    assert found.value == pytest.approx(-0.5)
+    assert "HIGHER" in found.summary
+
+
+@pytest.mark.parametrize(
+    ("present", "prescribed", "words"),
+    [
+        ([1.0, 1.2, 0.8], [0.9, 1.3, 0.8], "No difference that 3 seeds can show"),
+        ([1.0], [0.5], "Fewer than two pairs"),
+        ([1.0, 1.0], [np.nan, np.nan], "keep the present ones"),
+    ],
+)
+def test_what_cannot_be_told_says_why_and_what_would_settle_it(present, prescribed, words):
+    found = checkpoints.judge(runs(present, prescribed))
+    assert found.value is None
+    assert words in found.summary
+    assert found.settle
+
+
+def test_present_settings_that_never_train_lose_to_any_that_do():
+    assert checkpoints.judge(runs([np.nan, np.nan], [0.5, 0.6])).value == np.inf
+
+
+def test_prescribed_runs_that_became_unstable_are_told_beside_a_gain():
+    table = runs([1.0, 1.1, 1.2], [0.5, 0.6, 0.7], stability=["stable"] * 5 + ["mid"])
+    assert checkpoints.judge(table).caveats == ("1 of 3 prescribed runs became unstable: take a lower peak_lr.",)

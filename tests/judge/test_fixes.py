@@ -1,0 +1,43 @@
+import pandas as pd
+import pytest
+
+from workup.judge import fixes
+
+
+def tried(**rows):
+    """fix -> (stability, final), the initial loss being 2.3."""
+    table = [{"fix": fix.replace("_", " "), "stability": s, "final": f, "initial": 2.3} for fix, (s, f) in rows.items()]
+    return pd.DataFrame(table)
+
+
+def test_the_first_remedy_in_the_playbooks_order_that_pays_is_recommended():
+    found = fixes.judge(
+        tried(nothing=("diverged", 9.0), clipping=("stable", 0.3), warmup=("stable", 0.4), lower_lr=("stable", 0.5))
+    )
+    assert found.value == "warmup"
+    assert "lowest final loss came with clipping (0.3)" in found.summary
+
+
+def test_a_remedy_that_ends_no_lower_than_the_present_rate_is_not_worth_having():
+    found = fixes.judge(tried(nothing=("mid", 2.0), clipping=("stable", 0.07), lower_lr=("stable", 0.0002)))
+    assert found.value == "none"
+    assert "ends no lower" in found.summary
+
+
+def test_nothing_is_recommended_where_nothing_is_wrong():
+    assert fixes.judge(tried(nothing=("stable", 0.5))).value == "none"
+
+
+def test_where_no_remedy_restores_stability_the_model_is_looked_at():
+    table = tried(nothing=("early", 2.3), warmup=("early", 2.3), clipping=("mid", 2.0), lower_lr=("early", 2.2))
+    assert fixes.judge(table).value == "architecture"
+
+
+def test_without_the_unfixed_trial_it_cannot_be_told():
+    assert not fixes.judge(tried(warmup=("stable", 0.5))).told
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_whether_a_change_pays_does_not_depend_on_the_losses_scale(scale):
+    assert fixes.pays(0.1 * scale, 0.2 * scale, 2.3 * scale)
+    assert not fixes.pays(0.199 * scale, 0.2 * scale, 2.3 * scale)
