@@ -25,8 +25,8 @@ def test_from_probe_to_a_recommendation_that_ran_again(session):
     assert attempts["batch_size"].max() == 100
     stretches = experiment.sweep(notebook, attempts)
     assert sorted(stretches["batch_size"].unique()) == [2, 4, 8, 16, 32, 64]
-    noise = experiment.noise(notebook)
-    recommended, feasible, *_ = experiment.conclude(notebook, attempts, stretches, noise)
+    critical = experiment.critical(experiment.noise(notebook), experiment.to_goal(notebook))
+    recommended, feasible, *_ = experiment.conclude(notebook, attempts, stretches, critical)
     assert feasible.value == 64
     assert feasible.evidence["limited_by"] == "the cap"
     assert recommended.value in (2, 4, 8, 16, 32, 64)
@@ -34,7 +34,7 @@ def test_from_probe_to_a_recommendation_that_ran_again(session):
     assert recommended.evidence["evaluation_batch_size"] == 4 * recommended.value
     sizes = ("max_feasible", "saturation", "recommended", "critical")
     assert set(notebook.study.findings()) == {*(f"{name}_batch_size" for name in sizes), "input_bound"}
-    _, costs = experiment.costs(notebook, noise, experiment.speeds(stretches, attempts))
+    costs = experiment.costs(notebook, critical, experiment.speeds(stretches, attempts))
     assert costs.set_index("batch_size").loc[8, "steps"] == pytest.approx(100)
 
 
@@ -56,7 +56,8 @@ def test_where_nothing_fits_the_findings_say_so(session):
         [experiment.Attempt(batch_size=1, status="out_of_memory", reason="DefaultCPUAllocator")]
     )
     stretches = experiment.sweep(notebook, attempts)
-    found = experiment.conclude(notebook, attempts, stretches, experiment.noise(notebook))
+    critical = experiment.critical(experiment.noise(notebook), experiment.to_goal(notebook))
+    found = experiment.conclude(notebook, attempts, stretches, critical)
     assert not any(finding.told for finding in found if finding.name != "critical_batch_size")
 
 
@@ -66,3 +67,11 @@ def test_batch_norm_layers_are_named(tmp_path):
     modules = dict(notebook.workload.build_model().named_modules())
     assert names
     assert all(type(modules[name]).__name__ == "BatchNorm2d" for name in names)
+
+
+def test_steps_to_one_loss_are_taken_at_the_best_rate_of_each_size(session):
+    reached = experiment.to_goal(session(), [4, 8, 16])
+    assert reached.groupby("batch_size")["lr"].count().tolist() == [6, 6, 6]
+    best = reached.groupby("batch_size")["steps"].min()
+    assert best[8] <= 30
+    assert best.is_monotonic_decreasing

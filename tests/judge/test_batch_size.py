@@ -262,3 +262,30 @@ def test_a_model_without_batch_norm_gets_no_word_of_it():
     )
     assert "Batch norm" not in " ".join(found.caveats)
     assert "×" not in found.summary
+
+
+# -- by experiment ----------------------------------------------------------------------------
+
+
+def goal_rows(law, sizes=(16, 64, 256, 1024)):
+    """Three rates a size: one that never reaches the goal, the best one, and one at half its speed."""
+    rows = [(n, lr, steps) for n in sizes for lr, steps in [(0.1, math.nan), (0.2, law(n)), (0.4, 2 * law(n))]]
+    return pd.DataFrame(rows, columns=["batch_size", "lr", "steps"])
+
+
+def test_the_critical_size_by_experiment_is_the_laws_own_at_the_best_rate_of_each_size():
+    found = judge.measured_critical(goal_rows(lambda n: 50 * (1 + 120 / n)))
+    assert found.value == 120
+    assert "fewest steps (50)" in found.summary
+
+
+@pytest.mark.parametrize("law", [lambda n: 100 + n / 10, lambda n: 1e5 / n**1.2])
+def test_steps_that_do_not_bend_within_the_sizes_tried_cannot_tell(law):
+    found = judge.measured_critical(goal_rows(law))
+    assert not found.told
+    assert "lies outside" in found.summary
+
+
+def test_a_goal_reached_at_two_sizes_only_cannot_tell():
+    assert not judge.measured_critical(goal_rows(lambda n: 10, sizes=(8, 16))).told
+    assert not judge.measured_critical(pd.DataFrame(columns=["batch_size", "lr", "steps"])).told

@@ -1,6 +1,7 @@
 """Which batch size (playbook: B1 to B12): probe memory, sweep throughput, try the recommended size again."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -143,55 +144,74 @@ def noise(session: Session) -> pd.DataFrame:
     return rows
 
 
-def to_goal(session: Session, sizes: Sequence[int], *, goal: float | None = None) -> pd.DataFrame:
+def to_goal(session: Session, sizes: Sequence[int] | None = None) -> pd.DataFrame:
     """Steps to one evaluation loss at several sizes, the learning rate retuned at each (playbook: B8, B11).
 
-    The goal is what today's settings reach in the steps of the budget's noise run. A run may take
-    four times the steps that perfect scaling asks for; the loss is a running median over five steps.
+    The goal is what today's settings reach in the steps of the budget's noise run; a trial may
+    take half as many again as perfect scaling asks for.
+
+    Args:
+        sizes: by default a quarter of today's, today's and four times it on ``thorough``, else none.
 
     Returns:
         A row per trial: batch_size, lr, steps (NaN where the goal was not reached).
     """
     workload = session.workload
+    if sizes is None:
+        wanted_sizes = (workload.batch_size // 4, workload.batch_size, 4 * workload.batch_size)
+        sizes = [n for n in wanted_sizes if 1 <= n <= roof(session)[0]] if session.budget == "thorough" else []
+    if not sizes or workload.eval_data is None:
+        return pd.DataFrame(columns=["batch_size", "lr", "steps"])
     count = min(BUDGET[session.budget]["noise"][0], workload.max_train_steps)
-    today = Trial(lr=workload.lr, steps=count, batch_size=workload.batch_size, seed=session.seed, eval_every=1)
-    today = dataclasses.replace(today, eval_examples=512)
-    if goal is None:
-        goal = float(_smooth(session.run([today], label="goal")[0]).iloc[-1])
+    today = Trial(
+        lr=workload.lr,
+        steps=count,
+        batch_size=workload.batch_size,
+        seed=session.seed,
+        eval_every=max(1, count // 50),
+        eval_examples=512,
+    )
+    goal = float(_smooth(session.run([today], label="goal")[0]).iloc[-1])
     trials = []
-    for size in sizes:
-        scale = size / workload.batch_size
-        steps = int(max(4 * count / scale, 2 * count))
-        rates = [workload.lr * scale**0.5 * factor for factor in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)]
-        trials += [dataclasses.replace(today, batch_size=size, steps=steps, lr=float(f"{lr:.3g}")) for lr in rates]
+    for wanted in sizes:
+        scale = wanted / workload.batch_size
+        longer = dataclasses.replace(today, batch_size=wanted, steps=math.ceil(1.5 * count * max(1 / scale, 1)))
+        rates = [float(f"{workload.lr * scale**0.5 * factor:.3g}") for factor in (0.5, 1, 2, 4, 8, 16)]
+        trials += [dataclasses.replace(longer, lr=lr) for lr in rates]
     rows = []
     for trace in session.run(trials, label="steps to the goal"):
-        reached = (_smooth(trace) <= goal).to_numpy()
-        steps = float(reached.argmax() + 1) if reached.any() else float("nan")
-        rows.append({"batch_size": trace.trial.batch_size, "lr": trace.trial.lr, "steps": steps})
+        losses = _smooth(trace)
+        first = losses.index[losses <= goal].min()  # NaN where there is none
+        rows.append({"batch_size": trace.trial.batch_size, "lr": trace.trial.lr, "steps": first + 1})
     return pd.DataFrame(rows)
 
 
 def _smooth(trace: Trace) -> pd.Series:
-    return trace.steps["eval_loss"].rolling(5, min_periods=1).median()
+    """Running median over three evaluations, indexed by step."""
+    return trace.steps.set_index("step")["eval_loss"].dropna().rolling(3, min_periods=1).median()
 
 
-def costs(session: Session, noise: pd.DataFrame, speeds: pd.DataFrame) -> tuple[Finding, pd.DataFrame]:
-    """The critical batch size, and steps, examples and seconds to the goal of today's run by size (B8 to B10)."""
-    found, workload = judge.critical(noise), session.workload
-    size = found.value or (found.interval or (0.0,))[0]
-    return found, judge.costs(speeds, size, present=workload.batch_size, steps=workload.max_train_steps)
+def critical(noise: pd.DataFrame, reached: pd.DataFrame) -> Finding:
+    """The critical batch size: by experiment where there was one that can tell, else predicted from the noise."""
+    measured = judge.measured_critical(reached)
+    return measured if measured.told else judge.critical(noise)
+
+
+def costs(session: Session, found: Finding, speeds: pd.DataFrame) -> pd.DataFrame:
+    """Steps, examples and seconds to the goal of today's run by size (B8 to B10); ``found`` from :func:`critical`."""
+    size, workload = found.value or (found.interval or (0.0,))[0], session.workload
+    return judge.costs(speeds, size, present=workload.batch_size, steps=workload.max_train_steps)
 
 
 def conclude(
-    session: Session, attempts: pd.DataFrame, stretches: pd.DataFrame, noise: pd.DataFrame
+    session: Session, attempts: pd.DataFrame, stretches: pd.DataFrame, critical: Finding
 ) -> tuple[Finding, ...]:
     """recommended (it has run again in a fresh process), max_feasible, saturation, critical, input_bound."""
     (most, source), held, workload = roof(session), limit(session), session.workload
     feasible = judge.max_feasible(
         attempts, most=most, most_source=source, limit_bytes=held.bytes, limit_source=held.source
     )
-    speeds, saturated, critical = judge.speeds(stretches), judge.saturation(stretches), judge.critical(noise)
+    speeds, saturated = judge.speeds(stretches), judge.saturation(stretches)
     today = {"present": workload.batch_size, "steps": workload.max_train_steps}
     recommended = Finding(
         name="recommended_batch_size",

@@ -173,14 +173,17 @@ def next_size(
     low, roof = good.batch_size, bad or most + 1
     if roof - low <= max(1, int(low * within)) and (bad or low == most):
         return None
-    fits = sorted((one for one in tried if one.fits), key=lambda one: one.batch_size)[-2:]
+    # A line through two near sizes would follow their noise.
+    below = [one for one in tried if one.fits and one.batch_size <= low / 1.5]
+    over = [one for one in tried if one.batch_size == bad and one.peak_bytes > limit_bytes]  # it ran, past the limit
+    fits = [good, *over] if over else [*sorted(below, key=lambda one: one.batch_size)[-1:], good]
     in_time = math.inf
     if len(fits) == 2:
         in_time = _reach([one.step_seconds for one in fits], fits, slowest)
         guess = _reach([one.peak_bytes for one in fits], fits, limit_bytes)
         # Peak memory is convex in the size: what leads at small sizes need not at large ones. So far
         # beyond the last measurement its line is only half believed, and measured again on the way.
-        far = guess > 1.5 * low and guess < roof
+        far = guess > 2 * low and guess < roof
         guess = min(0.8 * guess if far else 0.98 * guess, in_time, 16 * low)
     elif bad and low >= 4 and within:
         return low // 4  # a second point for the line, below since above did not fit
@@ -189,7 +192,7 @@ def next_size(
     guess = max(guess, low * (1 + within), low + 1)
     if bad is None and guess > in_time:
         return None
-    if bad and guess >= bad:  # the line is proven wrong
+    if bad and guess * (1 + within / 2) >= bad:  # the line is proven wrong, or this would prove little
         middle = (low + bad) / 2 if bad < 20 * low else math.sqrt(low * bad)
         guess = bad / (1 + within) if within and bad < 1.2 * low else middle
     return max(low + 1, min(int(guess), roof - 1))
