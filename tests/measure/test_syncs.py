@@ -81,11 +81,15 @@ def test_random_states_and_the_users_module_are_as_before(make_workload):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_torchs_cuda_warning_is_located_and_others_are_not_taken_for_one():
+def test_torchs_cuda_warning_is_located_and_others_are_not_taken_for_one(monkeypatch):
+    modes = []
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
     places = []
     with cuda_syncs(places.extend):
         warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
         warnings.warn("something else", stacklevel=1)
     here = inspect.getsourcelines(test_torchs_cuda_warning_is_located_and_others_are_not_taken_for_one)[1]
     name = "test_torchs_cuda_warning_is_located_and_others_are_not_taken_for_one"
-    assert places == [(__file__, here + 3, name)]
+    assert places == [(__file__, here + 6, name)]
+    assert modes == ["warn", 0]

@@ -9,8 +9,7 @@ import pandas as pd
 from workup.experiments.session import Session
 from workup.finding import Finding
 from workup.judge import pipeline as judge
-from workup.measure import data, loader, stages, syncs
-from workup.measure.profile import profile_steps
+from workup.measure import data, loader, stages, steps, syncs
 from workup.progress import progress
 
 #: rounds of the three speeds, and their timed seconds in all; passes over the sweep, and timed seconds of each
@@ -28,23 +27,17 @@ COMPARED = list(judge.SECONDS)
 TRACE = "profile.json"
 
 
-def batch_size(session: Session) -> int:
-    """The batch size measured at: as given, as found, or the workload's."""
+def measured(session: Session) -> dict[str, Any]:
+    """Where everything is measured: at the batch size given, found, or the workload's own; device and seed."""
     own = session.workload.batch_size
-    return int(session.settle("batch_size", finding="recommended_batch_size", fallback=own))
+    size = int(session.settle("batch_size", finding="recommended_batch_size", fallback=own))
+    return {"batch_size": size, "device": session.device, "seed": session.seed}
 
 
 def speeds(session: Session) -> pd.DataFrame:
     """The loader alone, the step alone, both together, interleaved: a row a stretch."""
     budget = BUDGET[session.budget]
-    return loader.speeds(
-        session.workload,
-        batch_size=batch_size(session),
-        device=session.device,
-        seed=session.seed,
-        rounds=budget["rounds"],
-        seconds=budget["seconds"],
-    )
+    return loader.speeds(session.workload, **measured(session), rounds=budget["rounds"], seconds=budget["seconds"])
 
 
 def plan(session: Session) -> list[Mapping[str, Any]]:
@@ -62,42 +55,33 @@ def plan(session: Session) -> list[Mapping[str, Any]]:
     if own.get("num_workers"):
         settings.append({**own, "prefetch_factor": PREFETCH[-1]})
     counts = sorted({most, *(2**k for k in range(most.bit_length()))})
-    depths = PREFETCH[:1] if session.budget == "smoke" else PREFETCH
-    workers = [{"num_workers": count, "prefetch_factor": depth, **pinned} for depth in depths for count in counts]
-    settings += [{**setting, "persistent_workers": True} for setting in workers]
-    filled = [tuple(sorted({**loader.DEFAULTS, **setting}.items(), key=str)) for setting in settings]
+    for depth in PREFETCH[:1] if session.budget == "smoke" else PREFETCH:
+        more = {"prefetch_factor": depth, **pinned, "persistent_workers": True}
+        settings += [{"num_workers": count, **more} for count in counts]
+    filled = [{**loader.DEFAULTS, **setting} for setting in settings]
     return [setting for i, setting in enumerate(settings) if filled[i] not in filled[:i]]
 
 
 def sweep(session: Session, settings: list[Mapping[str, Any]]) -> pd.DataFrame:
     """Training with its loader under each setting: a row a setting and pass, ``setting`` its description."""
     budget = BUDGET[session.budget]
+    how = {**measured(session), "passes": budget["passes"], "seconds": budget["each"]}
     with progress(len(settings) * budget["passes"], "loader settings", unit="measurements") as bar:
-        table = loader.sweep(
-            session.workload,
-            settings,
-            batch_size=batch_size(session),
-            device=session.device,
-            seed=session.seed,
-            passes=budget["passes"],
-            seconds=budget["each"],
-            advance=bar.advance,
-        )
+        table = loader.sweep(session.workload, settings, **how, advance=bar.advance)
     table.insert(0, "setting", [judge.describe(row) for _, row in table.iterrows()])
     return table
 
 
 def look_inside(session: Session) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Where a batch's time goes by stage; which fields training uses; the lines of its step that wait."""
-    how: dict[str, Any] = {"batch_size": batch_size(session), "device": session.device, "seed": session.seed}
+    how = measured(session)
     by_stage = stages.stages(session.workload, **how, batches=BUDGET[session.budget]["batches"])
     return by_stage, stages.fields(session.workload, **how), syncs.find_syncs(session.workload, **how)
 
 
 def profile(session: Session) -> pd.DataFrame:
     """A profiler's trace of some steady steps, written to the study as ``TRACE``; returns its summary."""
-    how: dict[str, Any] = {"batch_size": batch_size(session), "device": session.device, "seed": session.seed}
-    text, summary = profile_steps(session.workload, **how)
+    text, summary = steps.profile_steps(session.workload, **measured(session))
     session.study.write(TRACE, text)
     return summary
 
@@ -106,7 +90,7 @@ def conclude(
     session: Session, speeds: pd.DataFrame, sweep: pd.DataFrame, inside: tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
 ) -> tuple[Finding, ...]:
     """input_bound, input_causes, loader_settings and unintended_syncs."""
-    size, collate = batch_size(session), "collate_fn" in session.workload.loader
+    size, collate = measured(session)["batch_size"], "collate_fn" in session.workload.loader
     by_stage, fields, waits = inside
     bound = judge.input_bound(speeds, batch_size=size)
     return session.conclude(

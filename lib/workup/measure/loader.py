@@ -16,20 +16,14 @@ from workup.measure.state import preserved
 from workup.measure.steps import stepper
 from workup.workload import Workload, size
 
-WHATS = ("loader", "step", "together")
 #: The least turns a stretch is timed over, however slow they are.
 LEAST = 2
 #: Options that a loader without workers refuses.
 WORKERS_ONLY = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 #: What a sweep varies, and torch's own defaults.
-DEFAULTS: Mapping[str, Any] = {
-    "num_workers": 0,
-    "prefetch_factor": None,
-    "pin_memory": False,
-    "persistent_workers": False,
-}
-
-Step = Callable[[Any], Tensor]
+DEFAULTS = {"num_workers": 0, "prefetch_factor": None, "pin_memory": False, "persistent_workers": False}
+#: The setting that reads example by example what Workup would read by slices.
+BY_EXAMPLE: Mapping[str, Any] = {"collate_fn": default_collate}
 
 
 class Feed:
@@ -44,7 +38,7 @@ class Feed:
         self.loader, self.device = data.loader(workload, batch_size, seed=seed), device
         self.buffered = self.loader.num_workers * (self.loader.prefetch_factor or 0)
         self.waits: list[tuple[float, bool]] = []
-        self.iterator: Any = None
+        self.iterator: Any = iter(())
 
     def draw(self) -> Any:
         """The next batch, over the end of an epoch too.
@@ -52,10 +46,10 @@ class Feed:
         Raises:
             WorkloadError: the data holds no full batch.
         """
-        began, opens = time.perf_counter(), self.iterator is None
-        batch = None if opens else next(self.iterator, None)
-        if batch is None:
-            opens, self.iterator = True, None  # a loader whose workers do not persist ends them here
+        began = time.perf_counter()
+        batch = next(self.iterator, None)
+        if opens := batch is None:
+            self.iterator = None  # a loader whose workers do not persist ends them here
             self.iterator = iter(self.loader)
             batch = next(self.iterator, None)
         if batch is None:
@@ -74,15 +68,11 @@ def speeds(
 ) -> pd.DataFrame:
     """The loader alone, the step alone on a batch held on the device, and both together, interleaved.
 
-    Every stretch first uses up what workers had fetched ahead, and is timed between two waits
-    for the device. What an epoch's first batch takes beyond the others is kept apart.
-
     Args:
         seconds: of timed work in all; slow steps take longer, as each stretch has at least two.
 
     Returns:
-        One row a stretch: what (``loader``, ``step``, ``together``), round, steps, step_seconds (steady),
-        data_seconds (mean wait for a batch), stalls, stall_seconds (mean extra wait at an epoch's start).
+        One row a stretch: what (``loader``, ``step``, ``together``), round, and what :func:`stretch` gives.
     """
     rows = []
     with preserved():
@@ -91,24 +81,28 @@ def speeds(
         held = feed.draw()
         for _ in range(3):
             step(held)
-        turns: dict[str, Callable[[], Any]] = {
-            "loader": feed.draw,
-            "step": lambda: step(held),
-            "together": lambda: step(feed.draw()),
-        }
+        turns: list[tuple[str, Callable[[], Any]]] = [
+            ("loader", feed.draw),
+            ("step", lambda: step(held)),
+            ("together", lambda: step(feed.draw())),
+        ]
         for index in range(rounds):
-            for offset in range(len(WHATS)):
-                what = WHATS[(index + offset) % len(WHATS)]
-                row = stretch(turns[what], feed, seconds=seconds / rounds / len(WHATS))
+            for what, turn in turns:
+                row = stretch(turn, feed, seconds=seconds / rounds / len(turns))
                 rows.append({"what": what, "round": index, **row})
+            turns.append(turns.pop(0))
     return pd.DataFrame(rows)
 
 
 def stretch(turn: Callable[[], Any], feed: Feed, *, seconds: float) -> dict[str, Any]:
-    """``turn`` repeated for ``seconds`` after a warm-up that empties the buffer: see :func:`speeds`.
+    """``turn`` repeated for ``seconds``, timed between two waits for the device.
 
-    A host that runs ahead of its device would queue steps without end in that time, so the warm-up's pace
-    limits their number too.
+    A warm-up first uses up what workers had fetched ahead. A host that runs ahead of its device would
+    queue steps without end in that time, so the warm-up's pace limits their number too.
+
+    Returns:
+        steps, step_seconds (steady), data_seconds (mean wait for a batch), stalls, stall_seconds (mean extra
+        wait at an epoch's start, which the steady step is without; NaN where no epoch began).
     """
     began, done = time.perf_counter(), 0
     while done < LEAST or (done < feed.buffered + 2 and time.perf_counter() - began < seconds):
@@ -123,16 +117,15 @@ def stretch(turn: Callable[[], Any], feed: Feed, *, seconds: float) -> dict[str,
         steps += 1
     devices.synchronize(feed.device)
     total = time.perf_counter() - began
-    waits = np.array([wait for wait, _ in feed.waits])
-    opens = np.array([opens for _, opens in feed.waits], dtype=bool)
-    usual = waits[~opens].mean() if (~opens).any() else waits.mean() if waits.size else 0.0
-    stalls = np.maximum(waits[opens] - usual, 0.0)
+    steady = [wait for wait, opens in feed.waits if not opens] or [wait for wait, _ in feed.waits] or [0.0]
+    usual = float(np.mean(steady))
+    stalls = [max(0.0, wait - usual) for wait, opens in feed.waits if opens]
     return {
         "steps": steps,
-        "step_seconds": (total - stalls.sum()) / steps,
+        "step_seconds": (total - sum(stalls)) / steps,
         "data_seconds": usual,
-        "stalls": stalls.size,
-        "stall_seconds": stalls.mean() if stalls.size else np.nan,
+        "stalls": len(stalls),
+        "stall_seconds": np.mean(stalls) if stalls else np.nan,
     }
 
 
@@ -151,7 +144,6 @@ def sweep(
 
     Args:
         settings: loader options, each over torch's defaults; the user's collate_fn and the like stay.
-            ``{"collate_fn": default_collate}`` reads example by example what Workup would slice.
         seconds: timed for each setting and pass; every pass reads in another order.
         advance: called after each measurement.
 
@@ -166,17 +158,23 @@ def sweep(
         for index in range(passes):
             for setting in list(settings)[:: -1 if index % 2 else 1]:
                 variant = with_options(workload, setting)
-                row: dict[str, Any] = {**DEFAULTS, **{key: variant.loader.get(key, DEFAULTS[key]) for key in DEFAULTS}}
-                sliced = data.sliceable(variant)
-                row["batching"] = "slices" if sliced else "examples" if data.sliceable(workload) else "collate"
+                by = "slices" if data.sliceable(variant) else "examples" if data.sliceable(workload) else "collate"
+                row = {
+                    "pass": index,
+                    "batching": by,
+                    **{key: variant.loader.get(key, DEFAULTS[key]) for key in DEFAULTS},
+                }
                 try:
                     feed = Feed(variant, batch_size, seed=seed + 1 + len(rows), device=device)
-                    row |= _measured(step, feed, seconds, size(workload.train_data), batch_size)
+                    row |= _measured(step, feed, seconds) | {"status": "finished", "reason": ""}
                 except Exception as error:
                     row |= {"status": "failed", "reason": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
-                rows.append({"pass": index, **row})
+                rows.append(row)
                 advance()
-    return pd.DataFrame(rows)
+    names = [*DEFAULTS, "first_batch_seconds", "step_seconds", "stall_seconds", "status", "reason"]
+    table = pd.DataFrame(rows).reindex(columns=["pass", "batching", *names])
+    epoch = (size(workload.train_data) or np.inf) / batch_size
+    return table.assign(epoch_step_seconds=table.step_seconds + table.stall_seconds / epoch)
 
 
 def with_options(workload: Workload, setting: Mapping[str, Any]) -> Workload:
@@ -189,7 +187,7 @@ def with_options(workload: Workload, setting: Mapping[str, Any]) -> Workload:
     return dataclasses.replace(workload, loader=options)
 
 
-def _measured(step: Step, feed: Feed, seconds: float, examples: int | None, batch_size: int) -> dict[str, Any]:
+def _measured(step: Callable[[Any], Tensor], feed: Feed, seconds: float) -> dict[str, float]:
     step(feed.draw())
     first = feed.waits[0][0]
     row = stretch(lambda: step(feed.draw()), feed, seconds=seconds)
@@ -199,16 +197,4 @@ def _measured(step: Step, feed: Feed, seconds: float, examples: int | None, batc
         while not feed.waits[-1][1]:
             step(feed.draw())
         stall = max(0.0, feed.waits[-1][0] - row["data_seconds"])
-    share = stall * batch_size / examples if examples else 0.0
-    return {
-        "first_batch_seconds": first,
-        "step_seconds": row["step_seconds"],
-        "stall_seconds": stall,
-        "epoch_step_seconds": row["step_seconds"] + share,
-        "status": "finished",
-        "reason": "",
-    }
-
-
-#: The setting that reads example by example what Workup would read by slices.
-BY_EXAMPLE: Mapping[str, Any] = {"collate_fn": default_collate}
+    return {"first_batch_seconds": first, "step_seconds": row["step_seconds"], "stall_seconds": stall}

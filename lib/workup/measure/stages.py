@@ -1,6 +1,8 @@
 """Where the time of one batch goes before training sees it, and which of its fields training never looks at."""
 
 import copy
+import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import keystr, tree_leaves_with_path
 from torch.utils.data import IterableDataset, default_collate
 
 from workup.measure import data, devices
@@ -43,8 +45,8 @@ class Clock:
 class Timed:
     """A transform that books its time, and is otherwise the one it wraps."""
 
-    def __init__(self, call: Any, stage: str, clock: Clock) -> None:
-        self.call, self.stage, self.clock = call, stage, clock
+    def __init__(self, call: Any, clock: Clock) -> None:
+        self.call, self.stage, self.clock = call, getattr(call, "__name__", type(call).__name__), clock
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.clock.time("transform", self.stage, self.call, *args, **kwargs)
@@ -72,14 +74,13 @@ def stages(
         fetch = _fetcher(workload, batch_size, clock)
         fetch()
         clock.spent.clear()
-        collate = _collate(workload)
         for _ in range(batches):
             examples = clock.time("read", "read", fetch)
             if not data.sliceable(workload):
-                examples = clock.time("collate", "collate", collate, examples)
+                examples = clock.time("collate", "collate", _collate(workload), examples)
             clock.time("transfer", "transfer", _moved, examples, device)
-    parts = [spent for (kind, _), spent in clock.spent.items() if kind == "transform"]
-    clock.spent["read", "read"] = clock.spent["read", "read"] - sum(parts)
+    inside = sum(spent for (kind, _), spent in clock.spent.items() if kind == "transform")
+    clock.spent["read", "read"] = clock.spent["read", "read"] - inside
     order = sorted(clock.spent, key=lambda key: ("read", "transform", "collate", "transfer").index(key[0]))
     table = pd.DataFrame([{"stage": stage, "kind": kind} for kind, stage in order])
     wall, cpu = np.array([clock.spent[key] for key in order]).clip(0).T / batches
@@ -89,49 +90,42 @@ def stages(
 
 
 def fields(workload: Workload, *, batch_size: int, device: str = "cpu", seed: int = 0) -> pd.DataFrame:
-    """The batch's fields, and whether one training step looks at them (playbook: F2).
+    """The tensors of a batch, and whether one training step looks at them (playbook: F2).
 
-    A field is used where an operator, forward or backward, reads the memory of one of its tensors;
-    being moved, or asked for its shape, is no use.
+    A field is used where an operator, forward or backward, reads its memory; being moved, or
+    asked for its shape, is no use.
 
     Returns:
-        One row a field with tensors: field, bytes (of a batch), share, used, seconds (to collate and
+        One row a tensor: field, bytes (of a batch), share, used, seconds (to collate and
         transfer it; NaN with a collate_fn of the user's own).
     """
     touched: set[int] = set()
+    rows = []
     with preserved():
-        step = stepper(workload, device=device, seed=seed, compile=False)
-        fetch = _fetcher(workload, batch_size, Clock())
-        examples = fetch()
+        step = stepper(dataclasses.replace(workload, compile=False), device=device, seed=seed)
+        examples = _fetcher(workload, batch_size, Clock())()
         batch = _moved(examples if data.sliceable(workload) else _collate(workload)(examples), device)
         with watched(lambda places: None, touched):
             step(batch)
-        rows = []
-        for key, name in _names(batch):
-            tensors = [leaf for leaf in tree_leaves(batch[key]) if isinstance(leaf, Tensor) and leaf.numel()]
-            if tensors:
-                used = any(address(t) in touched for t in tensors)
-                rows.append((name, sum(t.nbytes for t in tensors), used, _cost(workload, examples, key, device)))
+        for path, leaf in tree_leaves_with_path(dict(batch) if isinstance(batch, Mapping) else batch):
+            if isinstance(leaf, Tensor) and leaf.numel():
+                name = keystr(path).replace("['", ".").replace("']", "").lstrip(".")
+                rows.append((name, leaf.nbytes, address(leaf) in touched, _cost(workload, examples, path, device)))
     table = pd.DataFrame(rows, columns=["field", "bytes", "used", "seconds"])
     table.insert(2, "share", table["bytes"] / max(table["bytes"].sum(), 1))
     return table
 
 
-def _names(batch: Any) -> list[tuple[Any, str]]:
-    if isinstance(batch, Mapping):
-        return [(key, str(key)) for key in batch]
-    if isinstance(batch, (list, tuple)):
-        names = getattr(batch, "_fields", None)
-        return [(i, names[i] if names else f"[{i}]") for i in range(len(batch))]
-    return []
-
-
-def _cost(workload: Workload, examples: Any, key: Any, device: str) -> float:
+def _cost(workload: Workload, examples: Any, path: tuple[Any, ...], device: str) -> float:
     if "collate_fn" in workload.loader:
         return float("nan")
-    sliced = data.sliceable(workload)
+
+    def part(example: Any) -> Any:
+        return functools.reduce(lambda inside, key: key.get(inside), path, example)
+
     began = time.perf_counter()
-    _moved(examples[key].clone() if sliced else default_collate([example[key] for example in examples]), device)
+    sliced = data.sliceable(workload)
+    _moved(part(examples).clone() if sliced else default_collate([part(example) for example in examples]), device)
     return time.perf_counter() - began
 
 
@@ -169,20 +163,17 @@ def _fetcher(workload: Workload, batch_size: int, clock: Clock) -> Callable[[], 
 def timed_copy(source: Any, clock: Clock) -> Any:
     """A shallow copy of a data set or composed transform whose transforms book their time; itself where it has none."""
     own = getattr(source, "__dict__", {})
-    held = {name: own[name] for name in (*TRANSFORMS, *WRAPPED) if own.get(name) is not None}
+    held = [name for name in (*TRANSFORMS, *WRAPPED) if own.get(name) is not None]
     if not held:
         return source
     twin = copy.copy(source)
-    for name, value in held.items():
-        many = isinstance(value, (list, tuple))
-        timed = [_timed(name, item, clock) for item in (value if many else [value])]
-        twin.__dict__[name] = type(value)(timed) if many else timed[0]
+    for name in held:
+        value, timed = own[name], functools.partial(_timed, clock=clock, whole=name in WRAPPED)
+        twin.__dict__[name] = type(value)(map(timed, value)) if isinstance(value, (list, tuple)) else timed(value)
     return twin
 
 
-def _timed(name: str, value: Any, clock: Clock) -> Any:
+def _timed(value: Any, *, clock: Clock, whole: bool) -> Any:
+    """``value`` with its parts timed; if it has none and is no data set (``whole``), itself timed."""
     twin = timed_copy(value, clock)
-    if name in WRAPPED or twin is not value or not callable(value):
-        return twin
-    stage = getattr(value, "__name__", type(value).__name__)
-    return Timed(value, stage, clock)
+    return Timed(value, clock) if twin is value and callable(value) and not whole else twin

@@ -1,5 +1,6 @@
 """Where the user's step makes the host wait for the device, by file and line (playbook: F1)."""
 
+import dataclasses
 import linecache
 import sys
 import warnings
@@ -44,7 +45,7 @@ def find_syncs(
         One row a line: file, line, function, code, per_step (waits at each step); may be empty.
     """
     with preserved():
-        step = stepper(workload, device=device, seed=seed, compile=False)
+        step = stepper(dataclasses.replace(workload, compile=False), device=device, seed=seed)
         batches = data.batches(workload, batch_size, seed=seed, device=device)
         step(next(batches))  # the first step allocates and may wait once
         places: Counter[Place] = Counter()
@@ -60,22 +61,20 @@ def find_syncs(
 @contextmanager
 def cuda_syncs(found: Callable[[list[Place]], Any]) -> Iterator[None]:
     """Torch's warnings of synchronising CUDA calls inside, as places."""
-    mode = torch.cuda.get_sync_debug_mode() if torch.cuda.is_available() else None
+
+    def show(message: Any, *args: Any, **kwargs: Any) -> None:
+        if "synchronizing CUDA operation" in str(message):
+            found(user_place())
+
+    mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-
-        def show(message: Any, *args: Any, **kwargs: Any) -> None:
-            if "synchronizing CUDA operation" in str(message):
-                found(user_place())
-
         warnings.showwarning = show
-        if mode is not None:
-            torch.cuda.set_sync_debug_mode("warn")
+        torch.cuda.set_sync_debug_mode("warn")
         try:
             yield
         finally:
-            if mode is not None:
-                torch.cuda.set_sync_debug_mode(mode)
+            torch.cuda.set_sync_debug_mode(mode)
 
 
 @contextmanager
@@ -83,7 +82,7 @@ def watched(found: Callable[[list[Place]], Any], touched: set[int] | None = None
     """Calls that would synchronise, as places; and the storages of every tensor used, by address."""
     inside = 0  # recorded or excused calls under way: what runs below them is part of them
 
-    def look(args: Any, *, waits: bool, uses: bool) -> None:
+    def look(args: Any, *, waits: bool, uses: bool = True) -> None:
         if touched is not None and uses:
             touched.update(address(t) for t in tree_iter(args) if isinstance(t, Tensor))
         if waits and not inside:
@@ -93,7 +92,7 @@ def watched(found: Callable[[list[Place]], Any], touched: set[int] | None = None
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             nonlocal inside
             name, kwargs = getattr(func, "__name__", ""), kwargs or {}
-            look(args, waits=name in CALLS, uses=name in CALLS - {"cpu"})
+            look(args, waits=name in CALLS, uses=name in CALLS and name != "cpu")
             # On a CPU one_hot checks its classes by value; with their number given no accelerator waits.
             part = name in CALLS or (name == "one_hot" and (len(args) > 1 or "num_classes" in kwargs))
             inside += part
@@ -108,7 +107,7 @@ def watched(found: Callable[[list[Place]], Any], touched: set[int] | None = None
             index = tree_iter(args[1:2]) if name.startswith("index") else ()
             masks = any(getattr(part, "dtype", None) == torch.bool for part in index)
             grows = name == "repeat_interleave" and kwargs.get("output_size") is None
-            look((args, kwargs), waits=name in OPERATORS or masks or grows, uses=True)
+            look((args, kwargs), waits=name in OPERATORS or masks or grows)
             return func(*args, **kwargs)
 
     with Calls(), Operators():

@@ -1,6 +1,6 @@
 import json
 
-from workup.measure.profile import PARTS, profile_steps
+from workup.measure.steps import PARTS, profile_steps
 
 
 def test_the_trace_is_chromes_json_with_the_parts_of_each_step(workload):
