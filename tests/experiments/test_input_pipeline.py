@@ -175,16 +175,16 @@ def test_the_plan_starts_with_the_users_own_setting_and_repeats_none(session, pl
     assert loader.BY_EXAMPLE not in settings
 
 
-def test_the_experiment_records_four_findings_and_a_trace(session, workload):
+def test_the_experiment_records_three_findings_and_a_trace(session, workload):
     here = session(workload, batch_size=32, max_workers=1)
     speeds = input_pipeline.speeds(here)
     sweep = input_pipeline.sweep(here, input_pipeline.plan(here))
     inside = input_pipeline.look_inside(here)
     summary = input_pipeline.profile(here)
     found = input_pipeline.conclude(here, speeds, sweep, inside)
-    assert [f.name for f in found] == ["input_bound", "input_causes", "loader_settings", "unintended_syncs"]
+    assert [f.name for f in found] == ["input_bound", "input_causes", "loader_settings"]
     assert here.study.findings()["loader_settings"].value == found[2].value
-    assert found[3].value == 0
+    assert inside[2].empty
     assert "data" in set(summary.name)
     assert json.loads((here.study.folder / input_pipeline.TRACE).read_text())["traceEvents"]
     assert isinstance(sweep, pd.DataFrame)

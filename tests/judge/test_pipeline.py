@@ -173,7 +173,7 @@ def test_a_slow_stage_is_a_cause_by_name_only_where_the_step_waits():
     found = named(BOUND, stages, [setting(0.1)])
     assert found.value == ["expensive_transform"]
     assert found.evidence["expensive_transform"]["where"] == "Blur"
-    assert found.summary.startswith("Blur is costly: ")
+    assert found.summary.startswith("Blur is costly (80 ms a batch): ")
     assert found.evidence["expensive_transform"]["saves_seconds"] == pytest.approx(0.08)
     assert named(FREE, stages, [setting(0.02)]).value == "none"
 
@@ -225,11 +225,9 @@ def test_an_unused_field_and_a_wait_are_causes_whether_or_not_the_step_waits_for
     assert named(FREE, stage_rows(read=0.001), [setting(0.02)], fields=small, syncs=now_and_then).value == "none"
 
 
-def test_the_waits_are_a_finding_of_their_own_with_file_and_line():
-    wait = {"file": "train.py", "line": 7, "function": "loss", "code": "loss.item()", "per_step": 1.0}
-    found = pipeline.synchronisation(pd.DataFrame([wait]), device="cpu")
-    assert found.value == 1
-    assert "train.py:7 (loss.item())" in found.summary
-    assert "on a CPU they cost nothing" in found.caveats[0]
-    assert pipeline.synchronisation(pd.DataFrame([wait]), device="cuda:0").caveats == ()
-    assert pipeline.synchronisation(SYNCS, device="cpu").value == 0
+def test_a_wait_carries_the_caveat_that_a_cpu_does_not_feel_it():
+    wait = pd.DataFrame([{"file": "train.py", "line": 7, "function": "loss", "code": "loss.item()", "per_step": 1.0}])
+    found = named(FREE, stage_rows(read=0.001), [setting(0.02)], syncs=wait)
+    assert "the host waits for the device at train.py:7" in found.summary.lower()
+    assert found.caveats == (pipeline.WAITS,)
+    assert named(FREE, stage_rows(read=0.001), [setting(0.02)]).caveats == ()

@@ -89,7 +89,7 @@ def profile(session: Session) -> pd.DataFrame:
 def conclude(
     session: Session, speeds: pd.DataFrame, sweep: pd.DataFrame, inside: tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
 ) -> tuple[Finding, ...]:
-    """input_bound, input_causes, loader_settings and unintended_syncs."""
+    """input_bound, input_causes and loader_settings."""
     size, collate = measured(session)["batch_size"], "collate_fn" in session.workload.loader
     by_stage, fields, waits = inside
     bound = judge.input_bound(speeds, batch_size=size)
@@ -97,5 +97,4 @@ def conclude(
         bound,
         judge.causes(bound, stages=by_stage, sweep=sweep, fields=fields, syncs=waits),
         judge.loader_settings(bound, sweep, batch_size=size, collate=collate),
-        judge.synchronisation(waits, device=session.device),
     )

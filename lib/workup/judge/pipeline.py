@@ -1,6 +1,6 @@
 """Does training wait for its data, why, and which loader settings end it (playbook: F1, F2, B4)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,24 @@ UNUSED_SHARE, UNUSED_BYTES = 0.10, 1 << 20
 SETTINGS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 SECONDS = ("first_batch_seconds", "step_seconds", "stall_seconds", "epoch_step_seconds")
 
+#: Name in ``ADVICE``, where, seconds of a step that it may save, what else the advice says.
+Cause = tuple[str, str, float, str]
+WAITS = "On a CPU a wait for the device costs nothing; on an accelerator each waits for all that is queued."
+#: What to do about each cause; {spent} of a stage is a batch's.
 ADVICE = {
-    "slow_read": "reading waits for storage: put the data next to the process (local disk, memory, large shards)",
-    "slow_decode": "reading works hard on the CPU: decode once, offline, and store what comes out",
-    "expensive_transform": "{stage} is costly: do it once, offline, and store what comes out, or do it on the device",
-    "slow_collate": "collating is costly: store what needs no assembling, or take slices of tensors",
-    "slow_transfer": "moving the batch is costly: pin_memory=True, smaller dtypes, fewer fields",
-    "too_few_workers": "more workers prepare batches side by side",
-    "small_prefetch": "a larger prefetch_factor rides out slow batches",
-    "epoch_stall": "every epoch begins with a wait of {stall}: persistent_workers=True keeps the workers",
+    "slow_read": "reading waits for storage ({spent} a batch): put the data next to the process (local disk, memory, "
+    "large shards)",
+    "slow_decode": "reading works hard on the CPU ({spent} a batch): decode once, offline, and store what comes out",
+    "expensive_transform": "{where} is costly ({spent} a batch): do it once, offline, and store what comes out, or do "
+    "it on the device",
+    "slow_collate": "collating is costly ({spent} a batch): store what needs no assembling, or take slices of tensors",
+    "slow_transfer": "moving the batch is costly ({spent}): pin_memory=True, smaller dtypes, fewer fields",
+    "too_few_workers": "more workers prepare batches side by side: {spent}",
+    "small_prefetch": "a larger prefetch_factor rides out slow batches: {spent}",
+    "epoch_stall": "every epoch begins with a wait of {spent}: persistent_workers=True keeps the workers",
+    "unused_field": "drop {where} where examples are made: {spent} a batch that no operator of the step reads",
+    "synchronisation": "the host waits for the device at {where}: keep such values on the device and read them now and "
+    "then",
 }
 
 
@@ -48,10 +57,10 @@ def input_bound(speeds: pd.DataFrame, *, batch_size: int) -> Finding:
     table = speeds.pivot_table(index="round", columns="what", values="step_seconds")
     if missing := {"loader", "step", "together"} - set(table):
         raise ParameterError(f"input_bound(speeds=…) has no rows for {', '.join(sorted(missing))}. Measure all three.")
-    share = np.sort((1 - table.step / table.together).clip(lower=0).dropna().to_numpy(dtype=float))
+    share = np.sort((1 - table.step / table.together).clip(lower=0).dropna())
     drop = (len(share) - 1) // 8  # order statistics: at least 93% around the median, from 5 rounds on
     low, middle, high = (float(value) for value in (share[drop], np.median(share), share[-1 - drop]))
-    loader, step, together = (float(table[what].median()) for what in ("loader", "step", "together"))
+    loader, step, together = table.median()[["loader", "step", "together"]].tolist()
     limit = BOUND / (1 + BOUND)
     told = low > limit or high < limit
     now, reach = batch_size / together, batch_size / step
@@ -125,20 +134,17 @@ def loader_settings(bound: Finding, sweep: pd.DataFrame, *, batch_size: int, col
     enough = bound.value is False and _stall(own) < BOUND * own.step_seconds
     good = choice[choice.epoch_step_seconds <= best * (1 + max(CLOSE, own.noise))]
     chosen = own if enough or own.name in good.index else good.sort_values(["num_workers", "prefetch_factor"]).iloc[0]
-    value = {name: _plain(chosen[name]) for name in SETTINGS}
-    why = (
-        "the step does not wait for it" if enough else f"nothing measured beats its {ms(own.epoch_step_seconds)} a step"
-    )
-    summary = f"Keep the loader as it is ({describe(own)}): {why}."
-    if chosen.name != own.name:
-        summary = _sentence(_instead(chosen, own))
+    value = {name: None if pd.isna(chosen[name]) else int(chosen[name]) for name in SETTINGS[:2]}
+    value |= {name: bool(chosen[name]) for name in SETTINGS[2:]}
+    why = "the step does not wait for it" if enough else f"no other beats its {ms(own.epoch_step_seconds)} a step"
+    keep = f"Keep the loader as it is ({describe(own)}): {why}."
     slow = table.loc[table.batching == "examples", "epoch_step_seconds"].min()
     caveats = [f"Read by slices here; a DataLoader that collates example by example takes {ms(slow)} a step."]
     return Finding(
         name="loader_settings",
         value=value,
         rule="playbook: F2",
-        summary=summary,
+        summary=keep if chosen.name == own.name else _sentence(_instead(chosen, own)),
         confidence="low" if own.passes == 1 or own.noise > 4 * CLOSE else "medium" if own.noise > CLOSE else "high",
         evidence={
             "lines": lines(value, batch_size=batch_size, slices=chosen.batching == "slices", collate=collate),
@@ -155,8 +161,7 @@ def causes(
 ) -> Finding:
     """What makes training wait, by name, the costliest first, with what to do and what it would save.
 
-    Names: those of ``ADVICE``, where the step is input-bound; ``epoch_stall``, ``unused_field`` and
-    ``synchronisation`` always.
+    Names: those of ``ADVICE``; stages, workers and prefetch only where the step is input-bound.
 
     Args:
         bound: from :func:`input_bound`. The tables are those of ``measure``.
@@ -165,55 +170,52 @@ def causes(
         ``input_causes``: a list of names, or "none"; evidence[name] has advice, where, saves_seconds (a step, at most).
     """
     table = by_setting(sweep)
-    found = _between_epochs(table.iloc[0])
+    found = [*_between_epochs(table.iloc[0]), *_unused(fields), *_waits(syncs)]
     if bound.value is True:
-        found |= _stage_causes(stages, bound.evidence, max(1, int(table.num_workers[0]))) | _setting_causes(table)
-    found |= _unused(fields) | _waits(syncs)
-    names = sorted(found, key=lambda name: -found[name]["saves_seconds"])
-    told = bound.told or bool(names)
+        found += [*_stages(stages, bound.evidence, max(1, int(table.num_workers[0]))), *_settings(table)]
+    found = sorted(found, key=lambda cause: -cause[2])
+    advice = {name: ADVICE[name].format(where=where, spent=spent) for name, where, _, spent in found}
+    told = bound.told or bool(found)
     otherwise = "nothing stands out" if told else "whether training waits is not clear, so neither is what for"
     return Finding(
         name="input_causes",
-        value=(names or "none") if told else None,
+        value=(list(advice) or "none") if told else None,
         rule="playbook: F1, F2",
-        summary=_sentence("; ".join(found[name]["advice"] for name in names) or otherwise),
+        summary=_sentence("; ".join(advice.values()) or otherwise),
         confidence=bound.confidence,
-        evidence={name: found[name] for name in names},
+        evidence={n: {"advice": advice[n], "where": where, "saves_seconds": saves} for n, where, saves, _ in found},
+        caveats=(WAITS,) if "synchronisation" in advice else (),
         settle="" if told else bound.settle,
     )
 
 
-def _stage_causes(stages: pd.DataFrame, speeds: Mapping[str, Any], workers: int) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+def _stages(stages: pd.DataFrame, speeds: Mapping[str, Any], workers: int) -> Iterator[Cause]:
+    """The costliest stage of each kind, if it is long beside the step."""
     wait = speeds["together_seconds"] - speeds["step_seconds"]
-    for row in stages.sort_values("batch_seconds").to_dict("records"):
-        spent, stage = row["batch_seconds"], row["stage"]
-        cost = spent / (1 if row["kind"] == "transfer" else workers)
+    for row in stages.sort_values("batch_seconds").drop_duplicates("kind", keep="last").to_dict("records"):
+        stage, kind, spent = row["stage"], row["kind"], row["batch_seconds"]
+        cost = spent / (1 if kind == "transfer" else workers)
         if cost >= HEAVY * speeds["together_seconds"]:
             read = "slow_read" if row["waiting"] > 0.5 else "slow_decode"
-            name = {"read": read, "transform": "expensive_transform"}.get(row["kind"], f"slow_{row['kind']}")
-            advice = f"{ADVICE[name].format(stage=stage)} ({ms(spent)} a batch)"
-            found[name] = {"advice": advice, "where": stage, "saves_seconds": min(cost, wait)}
-    return found
+            name = {"read": read, "transform": "expensive_transform"}.get(kind, f"slow_{kind}")
+            yield name, stage, min(cost, wait), ms(spent)
 
 
-def _setting_causes(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
+def _settings(table: pd.DataFrame) -> Iterator[Cause]:
     """Prefetch and workers, each where more of it helps beyond the noise; workers only where prefetch does not do."""
     own = table.iloc[0]
     enough = own.epoch_step_seconds * (1 - max(BOUND, 2 * own.noise))
-    deeper = table[(table.num_workers == own.num_workers) & (table.prefetch_factor > own.prefetch_factor)]
-    wider = table[table.num_workers > own.num_workers]
-    found: dict[str, dict[str, Any]] = {}
-    for name, rows in (("small_prefetch", deeper), ("too_few_workers", wider)):
-        best = rows.nsmallest(1, "epoch_step_seconds")
-        if len(best) and best.epoch_step_seconds.iloc[0] < enough:
-            row = best.iloc[0]
-            saves = float(own.epoch_step_seconds - row.epoch_step_seconds)
-            advice = f"{ADVICE[name]}: {_instead(row, own)}"
-            found[name] = {"advice": advice, "where": describe(row), "saves_seconds": saves}
-    if len(found) == 2 and found["small_prefetch"]["saves_seconds"] > 0.8 * found["too_few_workers"]["saves_seconds"]:
-        del found["too_few_workers"]
-    return found
+    quick = table[table.epoch_step_seconds < enough].sort_values("epoch_step_seconds")
+    deeper = quick[(quick.num_workers == own.num_workers) & (quick.prefetch_factor > own.prefetch_factor)]
+    wider = quick[quick.num_workers > own.num_workers]
+    saves = own.epoch_step_seconds - quick.epoch_step_seconds
+    best = [
+        (name, rows.index[0]) for name, rows in (("small_prefetch", deeper), ("too_few_workers", wider)) if len(rows)
+    ]
+    if len(best) == 2 and saves[best[0][1]] > 0.8 * saves[best[1][1]]:
+        best.pop()
+    for name, row in best:
+        yield name, describe(table.loc[row]), float(saves[row]), _instead(table.loc[row], own)
 
 
 def _stall(setting: pd.Series) -> float:
@@ -221,49 +223,21 @@ def _stall(setting: pd.Series) -> float:
     return float(setting.epoch_step_seconds - setting.step_seconds)
 
 
-def _between_epochs(own: pd.Series) -> dict[str, dict[str, Any]]:
-    if not own.num_workers or _stall(own) < BOUND * own.step_seconds:
-        return {}
-    advice = ADVICE["epoch_stall"].format(stall=ms(own.stall_seconds))
-    return {"epoch_stall": {"advice": advice, "where": describe(own), "saves_seconds": _stall(own)}}
+def _between_epochs(own: pd.Series) -> Iterator[Cause]:
+    if own.num_workers and _stall(own) >= BOUND * own.step_seconds:
+        yield "epoch_stall", describe(own), _stall(own), ms(own.stall_seconds)
 
 
-def _unused(fields: pd.DataFrame) -> dict[str, dict[str, Any]]:
+def _unused(fields: pd.DataFrame) -> Iterator[Cause]:
     idle = fields[~fields.used.astype(bool) & (fields.share >= UNUSED_SHARE) & (fields.bytes >= UNUSED_BYTES)]
-    if idle.empty:
-        return {}
-    where, size = ", ".join(idle.field), idle.bytes.sum() / 2**20
-    advice = f"drop {where} where examples are made: {size:.1f} MiB a batch that no operator of the step reads"
-    return {"unused_field": {"advice": advice, "where": where, "saves_seconds": float(idle.seconds.sum())}}
+    if len(idle):
+        size = f"{idle.bytes.sum() / 2**20:.1f} MiB"
+        yield "unused_field", ", ".join(idle.field), float(idle.seconds.sum()), size
 
 
-def _waits(syncs: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    steady = syncs[syncs.per_step >= 1]
-    if steady.empty:
-        return {}
-    where = ", ".join(f"{row.file}:{row.line}" for row in steady.itertuples())
-    advice = f"the host waits for the device at {where}: keep such values on the device and read them now and then"
-    return {"synchronisation": {"advice": advice, "where": where, "saves_seconds": 0.0}}
-
-
-def synchronisation(syncs: pd.DataFrame, *, device: str) -> Finding:
-    """``unintended_syncs``: the number of lines of the step at which the host waits for the device.
-
-    Args:
-        syncs: file, line, function, code, per_step, as found on ``device``.
-    """
-    places = [f"{row.file}:{row.line} ({row.code})" for row in syncs.itertuples()]
-    watched = device.startswith("cuda")
-    cpu = "Found by the calls made: on a CPU they cost nothing, on an accelerator each waits for all that is queued."
-    return Finding(
-        name="unintended_syncs",
-        value=len(places),
-        rule="playbook: F1",
-        summary=f"The step makes the host wait for the device at {'; '.join(places) or 'no line'}.",
-        confidence="high" if watched else "medium",
-        evidence={"places": syncs.to_dict("records")},
-        caveats=() if watched or not places else (cpu,),
-    )
+def _waits(syncs: pd.DataFrame) -> Iterator[Cause]:
+    if len(steady := syncs[syncs.per_step >= 1]):
+        yield "synchronisation", ", ".join(f"{row.file}:{row.line}" for row in steady.itertuples()), 0.0, ""
 
 
 def lines(settings: Mapping[str, Any], *, batch_size: int, slices: bool = False, collate: bool = False) -> str:
@@ -295,12 +269,16 @@ def describe(setting: Mapping[str, Any] | pd.Series) -> str:
     '2 workers, prefetch 4, persistent'
     """
     count = int(setting["num_workers"])
-    words = [
-        f"{count} worker{'s' * (count != 1)}, prefetch {int(setting['prefetch_factor'])}" if count else "no workers"
-    ]
-    words += ["example by example"] * (setting.get("batching") == "examples")
-    words += [word for name, word in (("persistent_workers", "persistent"), ("pin_memory", "pinned")) if setting[name]]
-    return ", ".join(words)
+    prefetch = (
+        f"{count} worker{'s' * (count != 1)}, prefetch {setting['prefetch_factor']:.0f}" if count else "no workers"
+    )
+    said = {
+        prefetch: True,
+        "example by example": setting.get("batching") == "examples",
+        "persistent": setting["persistent_workers"],
+        "pinned": setting["pin_memory"],
+    }
+    return ", ".join(word for word, holds in said.items() if holds)
 
 
 def _instead(row: pd.Series, own: pd.Series) -> str:
@@ -314,8 +292,3 @@ def _sentence(text: str) -> str:
 def ms(seconds: float) -> str:
     """A duration to read: three digits, in ms or s."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
-
-
-def _plain(value: Any) -> Any:
-    """A setting as python has it: flags and whole numbers, None for NaN."""
-    return bool(value) if isinstance(value, (bool, np.bool_)) else None if np.isnan(value) else int(value)
