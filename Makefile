@@ -32,8 +32,13 @@ notebooks: $(VENV)/.developing
 	WORKUP_STUDY=runs/ci WORKUP_BUDGET=smoke WORKUP_DEVICE=cpu \
 		$(BIN)/pytest -p no:cacheprovider --nbmake --nbmake-timeout=300 notebooks
 
+# Measured, not asserted; each says at its top what it measures and with which marks.
+BENCHMARKS := recording throughput noise_scale verdicts range_tests
 bench: $(VENV)/.developing
-	$(BIN)/python -m tests.benchmarks
+	for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python tests/benchmarks/$$name.py || exit 1; done
+
+phenomena: $(VENV)/.installed
+	$(BIN)/python -m tests.benchmarks.phenomena
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
