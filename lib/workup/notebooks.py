@@ -86,14 +86,16 @@ def declared(path: Path) -> dict[str, Parameter]:
         if not isinstance(node, ast.AnnAssign) or node.value is None:
             raise ParameterError(f"{path.name}, line {node.lineno} of its parameters is not 'name: type = literal'.")
         assert isinstance(node.target, ast.Name)
-        kind = ast.unparse(node.annotation)
+        kind = ast.unparse(node.annotation).removesuffix(" | None")
+        if kind not in _TYPES:
+            raise ParameterError(f"{path.name}: parameter {node.target.id}: {kind} is none of {', '.join(_TYPES)}.")
         default = ast.literal_eval(node.value)
         line = lines[node.lineno - 1]
         found[node.target.id] = Parameter(
             name=node.target.id,
-            type=_TYPES[kind.removesuffix(" | None")],
+            type=_TYPES[kind],
             # papermill's own inspection reads no "float | None", so a knob is "float = None"
-            optional=default is None or kind.endswith(" | None"),
+            optional=default is None,
             default=default,
             help=line.partition("#")[2].strip(),
         )
