@@ -14,6 +14,8 @@ from workup import __version__
 from workup.errors import ParameterError, WorkloadError, WorkupError
 
 if TYPE_CHECKING:
+    from workup.finding import Finding
+    from workup.logs import Log
     from workup.study import Study
 
 
@@ -148,6 +150,73 @@ def report_command(study: str) -> None:
     from workup.study import Study
 
     click.echo(_path(write_report(Study.read(study))))
+
+
+@commands.command("read")
+@click.argument("paths", metavar="LOG...", nargs=-1, required=True)
+@click.option("--column", "pairs", multiple=True, metavar="OURS=THEIRS", help="As loss=train/nll, where not found.")
+@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
+@click.option("--follow", is_flag=True, help="Keep looking, with a line at each change, until Ctrl-C.")
+def read_command(paths: tuple[str, ...], pairs: tuple[str, ...], as_json: bool, follow: bool) -> None:
+    """Judge runs by their logs: exit code 0 clean, 1 a problem found, 2 unreadable.
+
+    A LOG is transformers' trainer_state.json, Lightning's metrics.csv, TensorBoard's events, a W&B
+    export, CSV or JSON lines, or a folder that holds one.
+    """
+    from workup import logs
+    from workup.experiments.existing_logs import assigned, judge, problems
+
+    if follow and (as_json or len(paths) > 1):
+        raise ParameterError("read --follow: name one LOG, without --json.")
+    columns, code, told = assigned(pairs), 0, []
+    for path in paths:
+        try:
+            log = _followed(path, columns) if follow else logs.read(path, columns=columns)
+        except WorkupError as error:
+            click.echo(f"Error: {error}", err=True)
+            code = 2
+            continue
+        found = judge(log)
+        wrong = [finding.name for finding in problems(found)]
+        code = max(code, int(bool(wrong)))
+        about = {"log": path, "format": log.format, "columns": dict(log.columns), "notes": list(log.notes)}
+        told.append({**about, "findings": [finding.to_dict() for finding in found], "problems": wrong})
+        if not as_json:
+            _tell(log, found, wrong)
+    if as_json:
+        click.echo(json.dumps(told, indent=2, allow_nan=False))
+    sys.exit(code)
+
+
+def _followed(path: str, columns: dict[str, str]) -> "Log":
+    """Print a line each time a log has changed, until Ctrl-C; the log as it was then."""
+    from workup import logs
+    from workup.experiments.existing_logs import judge
+
+    last, log = "", None
+    try:
+        for log in logs.follow(path, columns=columns):
+            loss = log.series["loss"]
+            line = f"step {loss.index[-1]:,}, loss {loss.iloc[-1]:.4g}: {judge(log)[0].value.replace('_', ' ')}"
+            if line != last:
+                click.echo(line)
+            last = line
+    except KeyboardInterrupt:
+        if log is None:
+            raise
+    assert log is not None
+    return log
+
+
+def _tell(log: "Log", found: "Sequence[Finding]", wrong: Sequence[str]) -> None:
+    from workup.show.cards import cards, title
+
+    loss = log.series["loss"]
+    click.echo(f"{log.path}: {log.format}, {len(loss):,} losses, steps {loss.index[0]:,} to {loss.index[-1]:,}")
+    click.echo(f"  read as {', '.join(f'{ours}={theirs}' for ours, theirs in log.columns.items())}")
+    for note in log.notes:
+        click.echo(f"  note: {note}")
+    click.echo(f"{cards(found)!r}\n{'Problems: ' + ', '.join(map(title, wrong)) if wrong else 'No problem found'}.\n")
 
 
 @commands.command("new")
