@@ -1,8 +1,9 @@
 """What a notebook works with: its workload, study, device and settings, checked before any training."""
 
 import ast
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +12,7 @@ import pandas as pd
 from workup import notebooks
 from workup.errors import ParameterError, WorkloadError
 from workup.finding import Finding
-from workup.measure import devices
-from workup.measure.train import train
+from workup.measure import devices, executors
 from workup.progress import progress
 from workup.study import Study
 from workup.trace import Trace, Trial
@@ -81,31 +81,51 @@ class Session:
         Raises:
             WorkloadError: a trial fails at its very first step, where no setting can be the cause.
         """
-        traces = []
+        ids = [trial.id(self.fingerprint) for trial in trials]
+        found = {key: kept for key in dict.fromkeys(ids) if (kept := self.study.load_trace(key)) and kept.done}
+        missing = {key: trial for key, trial in zip(ids, trials, strict=True) if key not in found}
         with progress(len(trials), label) as bar:
-            for trial in trials:
-                traces.append(self._trace(trial))
+            bar.advance(len(trials) - len(missing))
+            for key, trace in self._train(missing):
+                found[key] = trace
                 bar.advance()
-        return traces
+        return [found[key] for key in ids]
 
-    def _trace(self, trial: Trial) -> Trace:
-        trial_id = trial.id(self.fingerprint)
-        kept = self.study.load_trace(trial_id)
-        if kept is not None and kept.done:
-            return kept
-        save: Callable[[Trace], Any] = lambda unfinished: self.study.save_trace(trial_id, unfinished)  # noqa: E731
-        trace = train(self.workload, trial, device=self.device, save=save)
-        self.study.save_trace(trial_id, trace)
-        if trace.status == "interrupted":
-            raise KeyboardInterrupt
-        if len(trace.steps) == 0 and trace.status == "failed":
+    def _train(self, missing: Mapping[str, Trial]) -> Iterator[tuple[str, Trace]]:
+        """Each trial's id and trace as it ends, kept in the study."""
+        keys = list(missing)
+        chosen = executors.execute(
+            self.workload,
+            list(missing.values()),
+            device=self.device,
+            executor=self.executor,
+            save=lambda index, unfinished: self.study.save_trace(keys[index], unfinished),
+            reference=self.reference,
+            note=self._note,
+        )
+        with contextlib.closing(chosen):
+            for index, trace in chosen:
+                self.study.save_trace(keys[index], trace)
+                self._must_train(trace)
+                yield keys[index], trace
+
+    @property
+    def executor(self) -> str:
+        """Where trials train: as given, else ``executors.DEFAULT``."""
+        return self.knobs.get("executor") or executors.DEFAULT
+
+    def _note(self, sentence: str) -> None:
+        entry = self.sources.setdefault("executor", {"value": self.executor, "from": "given or by default"})
+        entry["from"] = f"{entry['from']}; {sentence}"
+
+    def _must_train(self, trace: Trace) -> None:
+        if len(trace.steps) == 0 and trace.status == "failed" and trace.reason.startswith("step 0:"):
             raise WorkloadError(f"workload {self.workload.name!r} fails at its first step: {trace.reason}")
         if len(trace.steps) == 1 and trace.status == "diverged":
             raise WorkloadError(
                 f"workload {self.workload.name!r}: the loss of the first batch is {trace.steps.loss[0]} before any "
                 "update, so no learning rate is the cause. Look at the data and the loss."
             )
-        return trace
 
     def conclude(self, *findings: Finding) -> tuple[Finding, ...]:
         """Record the findings, and the prescription that the study's findings now add up to."""

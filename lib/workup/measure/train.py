@@ -27,7 +27,12 @@ SAVE_EVERY = 10.0
 
 
 def train(
-    workload: Workload, trial: Trial, *, device: str = "cpu", save: Callable[[Trace], Any] | None = None
+    workload: Workload,
+    trial: Trial,
+    *,
+    device: str = "cpu",
+    save: Callable[[Trace], Any] | None = None,
+    first: int | None = None,
 ) -> Trace:
     """Train one fresh model for one trial and record every step.
 
@@ -39,6 +44,7 @@ def train(
         workload, trial: what to train and how.
         device: as from :func:`workup.measure.devices.resolve`.
         save: called with the unfinished trace every ``SAVE_EVERY`` seconds.
+        first: stop after so many steps.
 
     Returns:
         The trace; a diverged one ends with the step whose loss was first non-finite.
@@ -51,7 +57,7 @@ def train(
     with preserved():
         failure = None
         try:
-            _loop(workload, trial, device, recorder, save)
+            _loop(workload, trial, device, recorder, save, first or trial.steps)
         except WorkupError:
             raise
         except KeyboardInterrupt:
@@ -69,7 +75,7 @@ def train(
     return recorder.trace(status, reason)
 
 
-def _loop(workload: Workload, trial: Trial, device: str, recorder: "Recorder", save: Any) -> None:
+def _loop(workload: Workload, trial: Trial, device: str, recorder: "Recorder", save: Any, first: int) -> None:
     seed_everything(trial.seed)
     model = workload.build_model().to(device).train()
     optimizer = (builder(trial.optimizer) if trial.optimizer else workload.optimizer)(model.parameters(), trial.lr)
@@ -80,9 +86,9 @@ def _loop(workload: Workload, trial: Trial, device: str, recorder: "Recorder", s
     scaler = torch.amp.GradScaler(torch.device(device).type) if workload.precision == "fp16" else None
     autocast = autocasting(workload.precision, device)
     batches = data.batches(workload, trial.batch_size, seed=trial.seed, device=device)
-    evaluation = _evaluation(workload, trial, device)
+    evaluation = evaluation_sample(workload, trial, device)
 
-    for step in range(trial.steps):
+    for step in range(min(first, trial.steps)):
         recorder.begin()
         batch = next(batches)
         recorder.fetched(data.batch_length(batch))
@@ -151,7 +157,7 @@ def grad_norm(params: list[nn.Parameter]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, 2, dtype)))
 
 
-def _evaluation(workload: Workload, trial: Trial, device: str) -> list[Any] | None:
+def evaluation_sample(workload: Workload, trial: Trial, device: str) -> list[Any] | None:
     """The fixed sample, kept on the device when it is a sample; None to read all the data each time."""
     if not trial.eval_every or trial.eval_examples is None:
         return None
