@@ -15,8 +15,7 @@ def run(session: Session) -> list[Check]:
 
 def table(checks: list[Check]) -> pd.DataFrame:
     """One row per check: columns check, result, detail, rule."""
-    rows = [(c.name, c.result, c.detail, c.rule) for c in checks]
-    return pd.DataFrame(rows, columns=["check", "result", "detail", "rule"])
+    return pd.DataFrame(checks).rename(columns={"name": "check"})
 
 
 def verdict(checks: list[Check]) -> Finding:
@@ -33,12 +32,12 @@ def verdict(checks: list[Check]) -> Finding:
         "fail": f"Not ready to train: {names}.",
         "warn": f"It can be trained; look first at: {names}.",
         "pass": f"It can be trained: all {len(checks)} checks pass.",
-    }[worst]
+    }
     return Finding(
         name="workload_check",
         value=worst,
         rule="playbook: A3, C4, F3",
-        summary=summary,
+        summary=summary[worst],
         confidence="high",
         evidence={c.name: f"{c.result}: {c.detail}" for c in checks},
         caveats=tuple(f"{c.name}: {c.detail}" for c in [*by["fail"], *by["warn"]]),

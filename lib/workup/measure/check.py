@@ -3,13 +3,14 @@
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from workup.errors import WorkupError
 from workup.measure import data, train
@@ -38,8 +39,7 @@ class Check:
     rule: str
 
 
-@dataclass(frozen=True)
-class First:
+class First(NamedTuple):
     """The first step under a seed: the model with its gradients, the batch, the losses, the model's output."""
 
     model: nn.Module
@@ -150,13 +150,12 @@ def expected_loss(workload: Workload, output: Any, batch: Any) -> tuple[float | 
 
     Args:
         output: what the model put out: logits, something with ``.logits``, or a container that begins with them.
-        batch: what it was given, targets included.
     """
     if workload.initial_loss is not None:
         return float(workload.initial_loss), "as the workload says"
     logits = next((t for t in _tensors(getattr(output, "logits", output)) if t.is_floating_point() and t.dim()), None)
     if logits is not None:
-        shape, given = logits.shape, [t for t in _tensors(batch) if t.numel()]
+        shape, given = logits.shape, _tensors(batch)
         for target in given:
             alike = target.shape in (shape, shape[:-1] if shape[-1] == 1 else shape)
             if alike and not ((target != 0) & (target != 1)).any():
@@ -171,12 +170,9 @@ def expected_loss(workload: Workload, output: Any, batch: Any) -> tuple[float | 
     return None, "neither classes nor integer targets seen, so nothing is expected: Workload(initial_loss=…) says"
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(item)
+def _tensors(value: Any) -> list[Tensor]:
+    leaves = tree_leaves(dict(value) if isinstance(value, Mapping) else value)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.numel()]
 
 
 def _gradients(workload: Workload, model: nn.Module) -> Answer:
