@@ -93,7 +93,7 @@ class Prober:
         if not ready:
             return f"no answer within {self.patience:.0f} s"
         if self.pipe in ready:
-            with contextlib.suppress(EOFError):
+            with contextlib.suppress(EOFError, OSError):
                 return self.pipe.recv()
         self.process.join()
         code = self.process.exitcode
@@ -110,7 +110,7 @@ def _serve(pipe: Any, recipe: Any, device: str, limit: Limit) -> None:
         workload = load(recipe) if isinstance(recipe, str) else pickle.loads(recipe)
     except WorkupError as error:
         workload = error
-    with contextlib.suppress(EOFError, BrokenPipeError):
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone
         while True:
             request = pipe.recv()
             try:
