@@ -10,8 +10,7 @@ from workup import Trial, load
 from workup.measure.check import check
 from workup.measure.train import train
 from workup.workloads import BUILT_IN
-from workup.workloads.digits import resnet
-from workup.workloads.phenomena import DEPTH
+from workup.workloads.digits import DEPTH, resnet
 from workup.workloads.text import Transformer
 
 #: The mean first loss that an untrained model should be near, and how near.

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from workup.workload import Workload
-from workup.workloads import digits, phenomena, tabular, text
+from workup.workloads import digits, tabular, text
 
 #: Name → a function that builds the workload; nothing is read before it is called.
 BUILT_IN: dict[str, Callable[[], Workload]] = {
@@ -14,8 +14,8 @@ BUILT_IN: dict[str, Callable[[], Workload]] = {
     "text-transformer-postnorm": text.text_transformer_postnorm,
     "diabetes-regression": tabular.diabetes_regression,
     "breast-cancer-imbalanced": tabular.breast_cancer_imbalanced,
-    "residual-unnormalised": phenomena.residual_unnormalised,
-    "relu-mlp-large-init": phenomena.relu_mlp_large_init,
-    "post-norm-mlp": phenomena.post_norm_mlp,
-    "pre-norm-mlp": phenomena.pre_norm_mlp,
+    "residual-unnormalised": digits.residual_unnormalised,
+    "relu-mlp-large-init": digits.relu_mlp_large_init,
+    "post-norm-mlp": digits.post_norm_mlp,
+    "pre-norm-mlp": digits.pre_norm_mlp,
 }

@@ -4,7 +4,6 @@ Each function returns ``(train, eval)``, two TensorDatasets that share no exampl
 every k-th row, so it depends on no random state; features are scaled by the training rows alone.
 """
 
-import gzip
 import hashlib
 import sysconfig
 from pathlib import Path
@@ -50,14 +49,13 @@ def read_table(name: str, *, folder: Path | None = None) -> np.ndarray:
     path = (folder or data_folder()) / name
     if not path.is_file():
         raise WorkupError(f"data file {path} is missing. Restore it from the repository, or reinstall workup.")
-    content = path.read_bytes()
-    found = hashlib.sha256(content).hexdigest()
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != CHECKSUMS[name]:
         raise WorkupError(
             f"data file {path} is not the one it was: its SHA-256 is {found}, expected {CHECKSUMS[name]}. "
             "Restore it from the repository, or reinstall workup."
         )
-    return np.loadtxt(gzip.decompress(content).decode().splitlines(), delimiter=",", skiprows=1)
+    return np.loadtxt(path, delimiter=",", skiprows=1)
 
 
 def digits(*, flat: bool = True) -> Split:

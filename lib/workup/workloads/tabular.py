@@ -1,7 +1,7 @@
 """A regression and an imbalanced binary classification on small tables, both with Adam."""
 
-from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ def squared_error(model: nn.Module, batch: Batch) -> Tensor:
 
 def absolute_error(model: nn.Module, batch: Batch) -> Tensor:
     """Shape [batch], in standard deviations of the training target."""
-    return (model(batch[0]) - batch[1]).abs()
+    return F.l1_loss(model(batch[0]), batch[1], reduction="none")
 
 
 def binary_cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
@@ -51,30 +51,26 @@ def adam(params: object, lr: float) -> torch.optim.Optimizer:
 
 def diabetes_regression() -> Workload:
     """Progression of a disease from ten measurements. A constant prediction has a loss of 1."""
-    metrics = {"absolute_error": absolute_error}
-    return _workload("diabetes-regression", data.diabetes(), squared_error, metrics, initial_loss=1.0)
+    how: dict[str, Any] = {"metrics": {"absolute_error": absolute_error}, "initial_loss": 1.0}
+    return _workload("diabetes-regression", data.diabetes(), loss=squared_error, **how)
 
 
 def breast_cancer_imbalanced() -> Workload:
     """Malignant or not, one in eleven malignant."""
     metrics = {"accuracy": accuracy, "minority_correct": minority_correct}
-    return _workload("breast-cancer-imbalanced", data.breast_cancer(), binary_cross_entropy, metrics)
+    return _workload("breast-cancer-imbalanced", data.breast_cancer(), loss=binary_cross_entropy, metrics=metrics)
 
 
-def _workload(
-    name: str, split: data.Split, loss: Callable, metrics: dict[str, Callable], *, initial_loss: float | None = None
-) -> Workload:
+def _workload(name: str, split: data.Split, **how: Any) -> Workload:
     train, evaluate = split
     return Workload(
         name=name,
         model=partial(network, train.tensors[0].shape[1]),
         train_data=train,
         eval_data=evaluate,
-        loss=loss,
         optimizer=adam,
         batch_size=32,
         lr=1e-3,
         max_train_steps=2000,
-        metrics=metrics,
-        initial_loss=initial_loss,
+        **how,
     )
