@@ -50,6 +50,7 @@ def commands() -> None:
 @click.option("--notebooks", "wanted", default="02,04-07,11", show_default=True, help="Numbers, ranges or names.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda:0 or mps.")
 @click.option("--seed", default=0, show_default=True, help="Fixes initial weights and batches.")
+@click.option("--executor", help="serial, processes, ensemble or auto.  [default: serial]")
 @click.option("--kernel", help="Jupyter kernel to run in.  [default: this Python]")
 @click.option("-p", "pairs", nargs=2, multiple=True, metavar="NAME VALUE", help="A notebook's own parameter.")
 def run_command(reference: str, study: str | None, wanted: str, kernel: str | None, pairs: Any, **rest: Any) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 from workup.errors import ParameterError, nearest
 
 BUDGETS = ("smoke", "standard", "thorough")
+#: Where trials train (:mod:`workup.measure.executors`).
+EXECUTORS = ("serial", "processes", "ensemble", "auto")
 _TYPES = {"str": str, "int": int, "float": float, "bool": bool}
 
 
@@ -113,6 +115,9 @@ def check(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         if name not in known:
             raise ParameterError(f"{path.stem} has no parameter '{name}'. {nearest(name, known)}")
     values = {name: p.check(given.get(name, p.default), where=path.stem) for name, p in known.items()}
-    if values.get("budget", "standard") not in BUDGETS:
-        raise ParameterError(f"{path.stem}: budget={values['budget']!r}. {nearest(values['budget'], BUDGETS)}")
+    for name, allowed in (("budget", BUDGETS), ("executor", (None, *EXECUTORS))):
+        if name in values and values[name] not in allowed:
+            raise ParameterError(
+                f"{path.stem}: {name}={values[name]!r}. {nearest(values[name], filter(None, allowed))}"
+            )
     return values

@@ -76,7 +76,7 @@ def test_what_papermill_injects_under_an_unknown_name_stops_with_the_nearest(giv
 
 
 def test_numbers_given_as_text_are_understood(given):
-    assert begin(given, lr="1e-3", steps="50").knobs == {"lr": 1e-3, "steps": 50, "batch_size": None}
+    assert begin(given, lr="1e-3", steps="50").knobs == {"lr": 1e-3, "steps": 50, "batch_size": None, "executor": None}
 
 
 def test_the_environment_stands_in_for_defaults_only(given, monkeypatch):

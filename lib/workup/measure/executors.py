@@ -18,10 +18,10 @@ from workup.errors import ParameterError, WorkupError, nearest
 from workup.measure import devices, ensemble
 from workup.measure.ensemble import Unfit
 from workup.measure.train import train
+from workup.notebooks import EXECUTORS
 from workup.trace import COLUMNS, Trace, Trial
 from workup.workload import Workload, load
 
-EXECUTORS = ("serial", "processes", "ensemble", "auto")
 DEFAULT = "serial"
 #: What a stack must gain for ``auto`` to take it, and the seconds left to train from which processes pay.
 GAIN, LONG = 1.1, 30.0
