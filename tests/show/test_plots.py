@@ -76,8 +76,9 @@ def test_axis_plot_draws_trials_on_log_axes_with_failed_ones_as_crosses_at_the_t
 
 
 def test_axis_plot_stars_the_best_shades_both_regions_and_states_the_finding():
-    finding = best_lr(evidence={"unstable_lr": 1.0, "infeasible": [1.0]})
-    ax = plots.axis_plot(sweep([2.0, 0.1, 0.5, 9.0]), best=finding)
+    finding = best_lr(evidence={"infeasible": [1.0]})
+    unstable = Finding(name="unstable_lr", value=1.0, rule="playbook: C3", summary="It rises at 1.")
+    ax = plots.axis_plot(sweep([2.0, 0.1, 0.5, 9.0]), best=finding, unstable=unstable)
     (star,), (cross,) = points(ax, "*"), points(ax, "X")
     assert (star.get_xdata()[0], star.get_ydata()[0]) == pytest.approx((0.01, 0.1))
     assert cross.get_xdata() == pytest.approx([1.0])  # finished, and still judged infeasible
@@ -135,14 +136,6 @@ def test_loss_curves_by_name_keep_the_order_and_take_apart_colours():
     assert ax.get_title(loc="left") == "Warmup helps more."
 
 
-def test_evaluation_curves_use_only_the_steps_that_were_evaluated():
-    evals = np.full(10, np.nan)
-    evals[[4, 9]] = [0.5, 0.4]
-    ax = plots.loss_curves([trace(np.ones(10), evals=evals)], eval=True)
-    assert ax.lines[0].get_xdata().tolist() == [4, 9]
-    assert ax.get_ylabel() == "evaluation loss"
-
-
 def test_repeated_rates_are_told_apart_by_seed():
     ax = plots.loss_curves([trace([2.0, 1.0], seed=0), trace([2.0, 1.1], seed=1)])
     assert {"0.1, seed 0", "0.1, seed 1"} <= set(texts(ax))
@@ -176,7 +169,8 @@ def test_stability_shades_every_event_with_its_size_and_states_the_finding():
 
 def test_grad_norms_part_at_the_threshold_and_count_what_is_not_finite_as_clipped():
     norm = np.array([1.0, 2.0, 8.0, np.nan, 1.0, np.inf, 9.0, 1.0, 1.0, 1.0])
-    ax = plots.grad_norms(trace(np.ones(10), norm=norm), threshold=4.0)
+    finding = Finding(name="clip_norm", value=4.0, rule="E3", summary="Clip at 4.")
+    ax = plots.grad_norms(trace(np.ones(10), norm=norm), finding)
     below, above = (line.get_ydata().tolist() for line in ax.lines[:2])
     assert (above, len(below)) == ([8.0, 9.0], 6)
     assert list(points(ax, "X")[0].get_xdata()) == [3, 5]
@@ -186,7 +180,7 @@ def test_grad_norms_part_at_the_threshold_and_count_what_is_not_finite_as_clippe
 
 def test_the_histogram_counts_every_finite_norm_once_in_bins_equal_on_a_log_scale():
     norm = np.concatenate([np.geomspace(0.1, 100, 200), [np.nan, np.inf, 0.0]])
-    ax = plots.norm_histogram(norm)
+    ax = plots.norm_histogram(trace(np.ones(203), norm=norm))
     edges = np.array([patch.get_x() for patch in ax.patches])
     assert sum(patch.get_height() for patch in ax.patches) == 200
     assert np.ptp(np.diff(np.log(edges))) < 1e-9
@@ -198,13 +192,13 @@ def test_the_histogram_counts_every_finite_norm_once_in_bins_equal_on_a_log_scal
 
 def test_the_histogram_at_a_threshold_says_the_share_it_clips():
     finding = Finding(name="clip_norm", value=2.5, rule="E3", summary="Clip at 2.5.")
-    ax = plots.norm_histogram([1.0, 2.0, 3.0, 4.0], finding)
+    ax = plots.norm_histogram(trace(np.ones(4), norm=[1.0, 2.0, 3.0, 4.0]), finding)
     assert any("threshold 2.5: would clip 50%" in text for text in texts(ax))
     assert ax.get_title(loc="left") == "Clip at 2.5."
 
 
 def test_norms_that_are_all_lost_are_said_to_be():
-    assert "not drawn: 2 of 2" in texts(plots.norm_histogram([np.nan, np.inf]))[0]
+    assert "not drawn: 2 of 2" in texts(plots.norm_histogram(trace(np.ones(2), norm=[np.nan, np.inf])))[0]
 
 
 # -- tables ---------------------------------------------------------------------------------
@@ -225,7 +219,10 @@ def speeds():
 
 
 def test_throughput_shows_speeds_step_times_and_the_size_that_did_not_fit():
-    ax = plots.throughput(speeds(), saturation=(16, 32))
+    finding = Finding(name="saturation_batch_size", value=16, interval=(16, 32), rule="B5", summary="It saturates.")
+    ax = plots.throughput(speeds(), saturation=finding)
+    assert (ax.patches[0].get_x(), ax.patches[0].get_width()) == (16, 16)
+    assert ax.get_title(loc="left") == "It saturates."
     assert points(ax, "o")[0].get_ydata().tolist() == [4000.0, 7900.0, 12000.0]
     assert points(ax, "X")[0].get_xdata() == [64]
     assert {"2 ms", "2.7 ms", "saturates"} <= set(texts(ax))
@@ -233,13 +230,6 @@ def test_throughput_shows_speeds_step_times_and_the_size_that_did_not_fit():
     assert guide.get_ydata()[1] / guide.get_ydata()[0] == pytest.approx(guide.get_xdata()[1] / guide.get_xdata()[0])
     assert [label.get_text() for label in ax.get_xticklabels()] == ["8", "16", "32", "64"]
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("batch size (examples)", "throughput (examples per second)")
-
-
-def test_throughput_takes_the_saturation_from_a_finding():
-    finding = Finding(name="saturation_batch_size", value=16, interval=(16, 32), rule="B5", summary="It saturates.")
-    ax = plots.throughput(speeds(), saturation=finding)
-    assert (ax.patches[0].get_x(), ax.patches[0].get_width()) == (16, 16)
-    assert ax.get_title(loc="left") == "It saturates."
 
 
 def test_schedules_are_drawn_as_given_and_named_at_their_ends():
@@ -287,7 +277,8 @@ def test_compare_draws_mean_and_range_and_gives_each_groups_best_checkpoints():
 
 def test_time_to_target_is_relative_to_the_smallest_size_and_stars_the_fastest():
     table = pd.DataFrame({"batch_size": [64, 16, 32], "steps": [400, 1000, 500], "seconds": [12.0, 10.0, 6.0]})
-    ax = plots.time_to_target(table, critical=40)
+    finding = Finding(name="critical_batch_size", value=40, rule="B8", summary="About 40.")
+    ax = plots.time_to_target(table, critical=finding)
     steps, seconds = points(ax, "o")
     assert steps.get_ydata().tolist() == [1.0, 0.5, 0.4]
     assert seconds.get_ydata().tolist() == [1.0, 0.6, 1.2]
@@ -297,6 +288,18 @@ def test_time_to_target_is_relative_to_the_smallest_size_and_stars_the_fastest()
         texts(ax)
     )
     assert ax.get_ylabel() == "relative to batch size 16"
+
+
+def test_each_name_has_a_row_in_the_tables_order_with_its_median():
+    rows = [("step", 0.010), ("loader", 0.001), ("step", 0.030), ("loader", float("nan")), ("step", 0.020)]
+    finding = Finding(name="input_bound", value=False, rule="playbook: F1", summary="Not input-bound.")
+    ax = plots.durations(pd.DataFrame(rows, columns=["what", "seconds"]), "what", "seconds", finding=finding)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["step", "loader"]
+    assert [text.get_text() for text in ax.texts] == ["20 ms", "1 ms"]
+    assert [line.get_xdata().tolist() for line in ax.lines] == [[10, 30, 20], [20], [1]]
+    assert ax.get_title(loc="left") == "Not input-bound."
+    assert ax.get_xlabel() == "time (ms)"
+    assert ax.get_xscale() == "log"
 
 
 # -- style ----------------------------------------------------------------------------------

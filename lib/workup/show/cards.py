@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from html import escape
 from typing import Any
+
+import jinja2
 
 from workup.finding import Finding
 from workup.study import Study
@@ -29,15 +30,18 @@ ANSWERS = {
     "clip_norm": ("clip_norm",),
 }
 # Inline styles: a style sheet in an output would be dropped by an untrusted notebook.
-CARD = """<div class="card" style="border:1px solid rgba(128,128,128,.45);border-left:6px solid {back};
-border-radius:6px;padding:10px 16px;margin:10px 0;max-width:46em;line-height:1.45"><div style="font-size:.9em">{name}
-<span style="float:right;background:{back};color:{ink};border-radius:9px;padding:1px 10px">{sure}</span></div>
-<div style="font-size:1.5em;font-weight:600;margin:2px 0 4px">{answer}</div>
-<div>{summary} <span style="opacity:.7">({rule})</span></div>{more}</div>"""
-FOLDED = """<details style="margin-top:6px"><summary style="cursor:pointer">evidence</summary>
-<table style="font-size:.9em;margin:0;color:inherit">{rows}</table></details>"""
-ROW = """<tr><td style="text-align:left;vertical-align:top">{}</td>
-<td style="text-align:left;white-space:normal;overflow-wrap:anywhere">{}</td></tr>"""
+CARD = """<div class="card" style="border:1px solid rgba(128,128,128,.45);border-left:6px solid {{ back }};
+border-radius:6px;padding:10px 16px;margin:10px 0;max-width:46em;line-height:1.45">
+<div style="font-size:.9em">{{ title }}<span
+ style="float:right;background:{{ back }};color:{{ ink }};border-radius:9px;padding:1px 10px">{{ sure }}</span></div>
+<div style="font-size:1.5em;font-weight:600;margin:2px 0 4px">{{ answer }}</div>
+<div>{{ finding.summary }} <span style="opacity:.7">({{ finding.rule }})</span></div>
+{% for line in more %}<div style="margin-top:4px">{{ line }}</div>{% endfor %}
+{% if finding.evidence %}<details style="margin-top:6px"><summary style="cursor:pointer">evidence</summary>
+<table style="font-size:.9em;margin:0;color:inherit">{% for name, value in finding.evidence.items() %}
+<tr><td style="text-align:left;vertical-align:top">{{ name.replace("_", " ") }}</td>
+<td style="text-align:left;white-space:normal;overflow-wrap:anywhere">{{ short(value) }}</td></tr>{% endfor %}
+</table></details>{% endif %}</div>"""
 
 
 def title(name: str) -> str:
@@ -90,16 +94,10 @@ class Cards:
     findings: tuple[Finding, ...]
 
     def _repr_html_(self) -> str:
-        return "".join(_html(finding) for finding in self.findings) or "<p>No finding yet.</p>"
-
-    def _repr_markdown_(self) -> str:
-        return "\n\n".join(f"- **{heading}**" + "  \n  ".join(["", *rest]) for heading, *rest in self._lines())
+        return "".join(map(_html, self.findings)) or "<p>No finding yet.</p>"
 
     def __repr__(self) -> str:
-        return "\n".join("\n  ".join(lines) for lines in self._lines())
-
-    def _lines(self) -> list[list[str]]:
-        return [_text(finding) for finding in self.findings] or [["No finding yet."]]
+        return "\n".join(map(_text, self.findings)) or "No finding yet."
 
 
 def cards(findings: Finding | Iterable[Finding] | Mapping[str, Finding]) -> Cards:
@@ -120,19 +118,16 @@ def _more(finding: Finding) -> list[str]:
     return settle + [f"But: {caveat}" for caveat in finding.caveats]
 
 
-def _text(finding: Finding) -> list[str]:
+def _text(finding: Finding) -> str:
     heading = f"{title(finding.name)}: {answer(finding)} [{sure(finding)}]"
-    return [heading, f"{finding.summary} ({finding.rule})", *_more(finding)]
+    return "\n  ".join([heading, f"{finding.summary} ({finding.rule})", *_more(finding)])
 
 
 def _html(finding: Finding) -> str:
     back, ink = COLOURS[finding.confidence] if finding.told else UNTOLD
-    more = "".join(f'<div style="margin-top:4px">{escape(line)}</div>' for line in _more(finding))
-    rows = [ROW.format(escape(key.replace("_", " ")), escape(_short(v))) for key, v in finding.evidence.items()]
-    texts = {"name": title(finding.name), "sure": sure(finding), "answer": answer(finding)}
-    texts |= {"summary": finding.summary, "rule": finding.rule}
-    more += FOLDED.format(rows="".join(rows)) if rows else ""
-    return CARD.format(back=back, ink=ink, more=more, **{key: escape(text) for key, text in texts.items()})
+    words = {"title": title(finding.name), "sure": sure(finding), "answer": answer(finding), "more": _more(finding)}
+    card = jinja2.Template(CARD, autoescape=True)
+    return card.render(finding=finding, back=back, ink=ink, short=_short, **words)
 
 
 def _short(value: Any, most: int = 300) -> str:
@@ -167,7 +162,7 @@ def recommendations(findings: Study | Mapping[str, Finding]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def _row(name: str, finding: Finding) -> tuple[str, str, str, str, str]:
+def _row(name: str, finding: Finding) -> tuple[str, ...]:
     value = spell(finding.value, finding.unit) if finding.told else "cannot tell"
     interval = spell(finding.interval) if finding.interval is not None else ""
     return name, value, interval, finding.confidence if finding.told else "", finding.experiment or finding.rule

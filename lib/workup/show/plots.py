@@ -16,31 +16,30 @@ from workup.finding import Finding
 from workup.show import style
 from workup.trace import Trace
 
-Told = Finding | float | None
 
-
-def axis_plot(trials: pd.DataFrame, *, best: Told = None, unstable: Told = None, ax: Axes | None = None) -> Axes:
+def axis_plot(
+    trials: pd.DataFrame, *, best: Finding | None = None, unstable: Finding | None = None, ax: Axes | None = None
+) -> Axes:
     """Final loss against learning rate, all trials of a sweep (playbook: C6).
 
     Args:
         trials: columns lr, seed, status, final (mean loss at the end of the trial).
-        best: the finding ``best_lr`` (its interval is shaded; evidence: infeasible, unstable_lr), or a rate.
-        unstable: the finding ``unstable_lr``, or a rate.
+        best: ``best_lr``; its interval is shaded, and the rates of its evidence["infeasible"] are crossed.
+        unstable: ``unstable_lr``, where what is unstable begins.
     """
     ax = style.axes(ax)
-    evidence = best.evidence if isinstance(best, Finding) else {}
-    failed = ~_finished(trials) | trials["lr"].isin(evidence.get("infeasible", ()))
+    failed = ~_finished(trials) | trials["lr"].isin(best.evidence.get("infeasible", ()) if best else ())
     fine = trials[~failed]
     middle = fine.groupby("lr")["final"].median()
     style.scale(ax.yaxis, fine["final"])
     style.scale(ax.xaxis, trials["lr"], least=1.0)
     ax.set_xlim(trials["lr"].min() / 1.5, trials["lr"].max() * 1.5)
-    if isinstance(best, Finding) and best.interval is not None:
+    if best and best.interval:
         style.band(ax, *best.interval, style.GREEN, "as good")
-    if edge := _value(unstable) or _value(evidence.get("unstable_lr")):
+    if edge := _value(unstable):
         style.band(ax, edge, ax.get_xlim()[1], style.VERMILLION, "unstable")
     ax.plot(middle.index, middle, "-", color=style.BLUE, linewidth=1.6)
-    ax.plot(fine["lr"], fine["final"], "o", color=style.BLUE, markersize=5, markeredgecolor="white")
+    ax.plot(fine["lr"], fine["final"], "o", color=style.BLUE, **style.DOT)
     style.crosses(ax, trials.loc[failed, "lr"])
     if (rate := _value(best)) and len(middle):
         style.star(ax, rate, float(np.interp(np.log(rate), np.log(middle.index), middle)), style.number(rate))
@@ -48,23 +47,19 @@ def axis_plot(trials: pd.DataFrame, *, best: Told = None, unstable: Told = None,
     return style.dress(ax, _title(best, "Final loss by learning rate"), "learning rate", "final training loss")
 
 
-def loss_curves(
-    traces: Sequence[Trace] | Mapping[str, Trace], *, eval: bool = False, title: Any = "", ax: Axes | None = None
-) -> Axes:
-    """Loss against step, one curve a trial: raw and faint, smoothed on top (playbook: C3).
+def loss_curves(traces: Sequence[Trace] | Mapping[str, Trace], *, title: str = "", ax: Axes | None = None) -> Axes:
+    """Training loss against step, one curve a trial: raw and faint, smoothed on top (playbook: C3).
 
     Args:
         traces: coloured by learning rate; a mapping is coloured and named by its keys.
-        eval: the evaluation loss (where it was taken) instead of the training loss.
-        title: a finding, or words.
     """
     ax = style.axes(ax)
     named = dict(traces) if isinstance(traces, Mapping) else _by_rate(traces)
     colours = style.CATEGORIES if isinstance(traces, Mapping) else style.ramp(len(named))
-    curves = [_series(trace, "eval_loss" if eval else "loss") for trace in named.values()]
+    curves = [_series(trace, "loss") for trace in named.values()]
     top, ends = _loss_axis(ax, curves), []
-    for (name, trace), (step, loss), colour in zip(named.items(), curves, cycle(colours), strict=False):
-        end, mark = _curve(ax, step, loss, colour, top), ""
+    for (name, trace), curve, colour in zip(named.items(), curves, cycle(colours), strict=False):
+        end, mark = _curve(ax, *curve, colour, top), ""
         if trace.status != "finished":
             last = int(trace.steps["step"].max()) if len(trace.steps) else 0
             ax.plot([last], [end], "X", color=colour, markersize=8, markeredgecolor="white", zorder=5)
@@ -74,8 +69,7 @@ def loss_curves(
     style.label_ends(ax, ends)
     if not isinstance(traces, Mapping):
         style.note(ax, 1.025, 1.03, "learning rate", at="axes")
-    what = "evaluation loss" if eval else "training loss"
-    return style.dress(ax, _title(title, f"{what.capitalize()} by step"), "step", what)
+    return style.dress(ax, title or "Training loss by step", "step", "training loss")
 
 
 def stability(trace: Trace, finding: Finding, *, ax: Axes | None = None) -> Axes:
@@ -100,10 +94,10 @@ def stability(trace: Trace, finding: Finding, *, ax: Axes | None = None) -> Axes
     return style.dress(ax, finding.summary, "step", f"{what} loss, learning rate {style.number(trace.trial.lr)}")
 
 
-def grad_norms(trace: Trace | Iterable[float], threshold: Told = None, *, ax: Axes | None = None) -> Axes:
+def grad_norms(trace: Trace, threshold: Finding | None = None, *, ax: Axes | None = None) -> Axes:
     """Unclipped gradient norm against step, log scale, the threshold across (playbook: C4, E2)."""
     ax = style.axes(ax)
-    step, norm = _norms(trace)
+    step, norm = trace.steps["step"].to_numpy(), trace.steps["grad_norm"].to_numpy(float)
     fine, line = np.isfinite(norm) & (norm > 0), _value(threshold)
     over = fine & (norm > (line or np.inf))
     style.scale(ax.yaxis, norm[fine])
@@ -113,28 +107,25 @@ def grad_norms(trace: Trace | Iterable[float], threshold: Told = None, *, ax: Ax
     style.crosses(ax, step[~np.isfinite(norm)])
     if line:
         ax.axhline(line, color=style.VERMILLION, linewidth=1.2, linestyle="--")
-        clips = f"threshold {style.number(line)}\nwould clip {np.mean(~(norm <= line)):.0%}"
-        style.label_ends(ax, [(line, clips, style.VERMILLION)])
+        style.label_ends(ax, [(line, _clips(norm, line).replace(": ", "\n"), style.VERMILLION)])
     return style.dress(ax, _title(threshold, "Gradient norm by step"), "step", "gradient norm (L2, unclipped)")
 
 
-def norm_histogram(trace: Trace | Iterable[float], threshold: Told = None, *, ax: Axes | None = None) -> Axes:
+def norm_histogram(trace: Trace, threshold: Finding | None = None, *, ax: Axes | None = None) -> Axes:
     """How often each gradient norm occurred, bins equal on a log scale (playbook: E2, E3)."""
     ax = style.axes(ax)
-    norm, line = _norms(trace)[1], _value(threshold)
+    norm = trace.steps["grad_norm"].to_numpy(float)
     fine = norm[np.isfinite(norm) & (norm > 0)]
     if len(fine):
-        low, high, median = fine.min() / 1.05, fine.max() * 1.05, float(np.median(fine))
-        style.scale(ax.xaxis, [low, high], least=1.0)
-        counts = ax.hist(fine, list(np.geomspace(low, high, 41)), color=style.BLUE, alpha=0.8, edgecolor="white")[0]
+        edges = np.geomspace(fine.min() / 1.05, fine.max() * 1.05, 41)
+        style.scale(ax.xaxis, edges, least=1.0)
+        counts = ax.hist(fine, list(edges), color=style.BLUE, alpha=0.8, edgecolor="white")[0]
         ax.set_ylim(0, np.max(counts) * 1.2)
-        if line:
-            name = f"threshold {style.number(line)}: would clip {np.mean(~(norm <= line)):.0%}"
-        else:
-            line = float(np.percentile(fine, 90))
-            name = f"90th percentile {style.number(line)}"
-        marks = sorted([(median, f"median {style.number(median)}", style.GREY), (line, name, style.VERMILLION)])
-        for (x, text, colour), side in zip(marks, ("right", "left"), strict=True):
+        median, ninetieth = (float(value) for value in np.percentile(fine, [50, 90]))
+        line = _value(threshold)
+        text = _clips(norm, line) if line else f"90th percentile {style.number(ninetieth)}"
+        marks = [(median, f"median {style.number(median)}", style.GREY), (line or ninetieth, text, style.VERMILLION)]
+        for (x, text, colour), side in zip(sorted(marks), ("right", "left"), strict=True):
             ax.axvline(x, color=colour, linewidth=1.3, linestyle="--")
             style.note(ax, x, 0.94, f"  {text}  ", colour, at="top", ha=side)
     if left := len(norm) - len(fine):
@@ -144,13 +135,17 @@ def norm_histogram(trace: Trace | Iterable[float], threshold: Told = None, *, ax
     return style.dress(ax, title, "gradient norm (L2, unclipped)", "number of steps")
 
 
-def throughput(table: pd.DataFrame, *, saturation: Any = None, ax: Axes | None = None) -> Axes:
+def _clips(norm: np.ndarray, line: float) -> str:
+    return f"threshold {style.number(line)}: would clip {np.mean(~(norm <= line)):.0%}"
+
+
+def throughput(table: pd.DataFrame, *, saturation: Finding | None = None, ax: Axes | None = None) -> Axes:
     """Throughput against batch size, time per step beside each point (playbook: B2 to B5).
 
     Args:
         table: columns batch_size, examples_per_second, low, high (its interval), step_seconds;
             a row without a finite throughput did not fit in memory.
-        saturation: the finding (its interval or value), or (low, high) batch sizes.
+        saturation: ``saturation_batch_size``; its interval or value is shaded.
     """
     ax = style.axes(ax)
     fits = np.isfinite(table["examples_per_second"].astype(float))
@@ -161,28 +156,28 @@ def throughput(table: pd.DataFrame, *, saturation: Any = None, ax: Axes | None =
         bottom, top = fine["low"].min() / 1.7, fine["high"].max() * 1.9
         style.scale(ax.yaxis, [bottom, top])
         ax.set_ylim(bottom, top)
-        reach = min(size[-1] / size[0], top / speed[0])
-        ax.plot(size[0] * np.array([1, reach]), speed[0] * np.array([1, reach]), ":", color=style.GREY, linewidth=1.2)
-        style.note(ax, size[0] * reach / 1.12, speed[0] * reach / 1.05, "doubling with the batch", ha="right", va="top")
+        doubling = np.array([1, min(size[-1] / size[0], top / speed[0])])
+        x, y = size[0] * doubling, speed[0] * doubling
+        ax.plot(x, y, ":", color=style.GREY, linewidth=1.2)
+        style.note(ax, x[1] / 1.12, y[1] / 1.05, "doubling with the batch", ha="right", va="top")
         ax.fill_between(size, fine["low"], fine["high"], color=style.BLUE, alpha=0.18, linewidth=0)
-        ax.plot(size, speed, "o-", color=style.BLUE, linewidth=1.6, markersize=5, markeredgecolor="white")
+        ax.plot(size, speed, "o-", color=style.BLUE, linewidth=1.6, **style.DOT)
         for x, y, seconds in zip(size, speed, fine["step_seconds"], strict=True):
             style.note(ax, x * 1.06, y / 1.03, style.duration(seconds), style.BLUE, va="top")
     style.crosses(ax, table.loc[~fits, "batch_size"])
-    if (where := _interval(saturation)) is not None:
-        style.band(ax, *where, style.ORANGE, "saturates")
+    _shade(ax, saturation, "saturates")
     title = _title(saturation, "Throughput and time per step by batch size")
     return style.dress(ax, title, "batch size (examples)", "throughput (examples per second)")
 
 
 def schedules(rates: Mapping[str, Sequence[float]], *, ax: Axes | None = None) -> Axes:
     """Learning rate at every step, one line a schedule, linear (playbook: D2, D3, D5)."""
-    ax = style.axes(ax)
-    named = list(zip(rates, rates.values(), cycle(style.CATEGORIES), strict=False))
-    for _, values, colour in named:
+    ax, ends = style.axes(ax), []
+    for (name, values), colour in zip(rates.items(), cycle(style.CATEGORIES), strict=False):
         ax.plot(np.arange(len(values)), values, color=colour, linewidth=1.8)
+        ends.append((float(values[-1]), name, colour))
     ax.margins(x=0.01)
-    style.label_ends(ax, [(float(values[-1]), name, colour) for name, values, colour in named])
+    style.label_ends(ax, ends)
     return style.dress(ax, "Learning-rate schedules", "step", "learning rate")
 
 
@@ -205,7 +200,7 @@ def warmup_grid(trials: pd.DataFrame, *, finding: Finding | None = None, ax: Axe
             ax.text(column, row, style.number(value), ha="center", va="center", fontsize=style.TEXT, color=ink)
         elif tried[row, column]:
             ax.plot(column, row, "X", color=style.VERMILLION, markersize=10, markeredgecolor="white")
-    if finding is not None and finding.value in grid.columns and (peak := _value(finding.evidence.get("peak_lr"))):
+    if finding and finding.value in grid.columns and (peak := _value(finding.evidence.get("peak_lr"))):
         style.star(ax, list(grid.columns).index(finding.value), int(np.abs(np.log(grid.index / peak)).argmin()) + 0.28)
     ax.set_xticks(range(len(grid.columns)), [f"{int(steps):,}" for steps in grid.columns])
     ax.set_yticks(range(len(grid.index)), [style.number(lr) for lr in grid.index])
@@ -243,41 +238,70 @@ def compare(groups: Mapping[str, Sequence[Trace]], *, finding: Finding | None = 
     return style.dress(ax, _title(finding, f"{what.capitalize()} by group"), "step", f"{what} (mean and range)")
 
 
-def time_to_target(table: pd.DataFrame, *, critical: Any = None, ax: Axes | None = None) -> Axes:
-    """Steps, time and resource use to reach one loss, relative to the smallest batch size (playbook: B8 to B10).
+def time_to_target(table: pd.DataFrame, *, critical: Finding | None = None, ax: Axes | None = None) -> Axes:
+    """Steps and time to reach one loss, relative to the smallest batch size (playbook: B8 to B10).
+
+    On one device the time is the resource use too.
 
     Args:
-        table: columns batch_size, steps, seconds, and resources (device-seconds) if they differ from time.
-        critical: the finding ``critical_batch_size``, a size, or (low, high).
+        table: columns batch_size, steps, seconds.
+        critical: ``critical_batch_size``; its interval or value is shaded.
     """
     ax = style.axes(ax)
-    table = table.sort_values("batch_size").astype(float)
-    says = {"steps": "{:,.0f} steps".format, "seconds": style.duration, "resources": "{:,.0f} device s".format}
-    drawn = [name for name in says if name in table]
-    size, relative = table["batch_size"].to_numpy(), table[drawn] / table[drawn].iloc[0]
-    ends = [(size[0] / size[-1], "perfect scaling", style.GREY)]
+    table = table.sort_values("batch_size").astype(float).reset_index()
+    size, last = table["batch_size"], len(table) - 1
+    perfect, steps, seconds = size[0] / size, table["steps"] / table["steps"][0], table["seconds"] / table["seconds"][0]
     style.sizes(ax, size)
-    style.scale(ax.yaxis, [*relative.to_numpy().ravel(), ends[0][0]], least=1.0)
-    ax.plot(size, size[0] / size, ":", color=style.GREY, linewidth=1.2)
-    for name, colour in zip(drawn, style.CATEGORIES, strict=False):
-        ax.plot(size, relative[name], "o-", color=colour, linewidth=1.8, markersize=5, markeredgecolor="white")
-        first, last = says[name](table[name].iloc[0]), says[name](table[name].iloc[-1])
-        ends.append((relative[name].iloc[-1], f"{first} →\n{last}", colour))
-    fastest = int(table["seconds"].argmin())
-    style.star(ax, size[fastest], relative["seconds"].iloc[fastest], style.duration(table["seconds"].iloc[fastest]))
+    style.scale(ax.yaxis, [*perfect, *steps, *seconds], least=1.0)
+    ax.plot(size, perfect, ":", color=style.GREY, linewidth=1.2)
+    ends = [(perfect[last], "perfect scaling", style.GREY)]
+    says = [(steps, [f"{n:,.0f} steps" for n in table["steps"]]), (seconds, [*map(style.duration, table["seconds"])])]
+    for (relative, words), colour in zip(says, style.CATEGORIES, strict=False):
+        ax.plot(size, relative, "o-", color=colour, linewidth=1.8, **style.DOT)
+        ends.append((relative[last], f"{words[0]} →\n{words[last]}", colour))
+    fastest = int(seconds.argmin())
+    style.star(ax, size[fastest], seconds[fastest], says[1][1][fastest])
     style.label_ends(ax, ends, gap=0.11)
-    if (where := _interval(critical)) is not None:
-        style.band(ax, *where, style.ORANGE, "critical batch size")
+    _shade(ax, critical, "critical batch size")
     title = _title(critical, "What it takes to reach the same loss")
     return style.dress(ax, title, "batch size (examples)", f"relative to batch size {style.number(size[0])}")
 
 
-def _title(told: Any, otherwise: str) -> str:
-    return told.summary if isinstance(told, Finding) else told if isinstance(told, str) and told else otherwise
+def durations(
+    table: pd.DataFrame, names: str, seconds: str, *, finding: Finding | None = None, ax: Axes | None = None
+) -> Axes:
+    """A row for each name, in the order of the table: a dot for each duration, the median with its value.
+
+    Args:
+        table: one row a measurement.
+        names, seconds: its columns with the name of what was measured and how long it took; rows
+            without a duration are left out.
+    """
+    ax = style.axes(ax)
+    table = table[table[seconds] > 0]
+    style.scale(ax.xaxis, table[seconds] * 1000, least=5.0)
+    order = table[names].unique().tolist()
+    for row, name in enumerate(order):
+        taken = table.loc[table[names] == name, seconds]
+        middle = float(taken.median())
+        if len(taken) > 1:
+            ax.plot(taken * 1000, [row] * len(taken), "o", color=style.SKY, **style.DOT)
+        ax.plot([middle * 1000], [row], "|", color=style.BLUE, markersize=18, markeredgewidth=2.5)
+        style.note(ax, middle * 1000, row - 0.42, style.duration(middle), style.BLUE, ha="center", va="center")
+    ax.set_yticks(range(len(order)), order)
+    ax.set_ylim(len(order) - 0.4, -0.75)
+    ax.margins(x=0.08)
+    if ax.get_xscale() == "linear":
+        ax.set_xlim(0, table[seconds].max() * 1080)
+    return style.dress(ax, _title(finding, "Durations"), "time (ms)", "")
+
+
+def _title(finding: Finding | None, otherwise: str) -> str:
+    return finding.summary if finding else otherwise
 
 
 def _value(told: Any) -> float | None:
-    """The finite number in a finding, its evidence or the caller's hand; None where there is none."""
+    """The finite number in a finding or its evidence; None where there is none."""
     try:
         value = float(told.value if isinstance(told, Finding) else told)
     except (TypeError, ValueError):
@@ -285,11 +309,12 @@ def _value(told: Any) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def _interval(told: Any) -> tuple[float, float] | None:
-    pair = told.interval if isinstance(told, Finding) and told.interval else told
-    if isinstance(pair, (tuple, list)):
-        return (float(pair[0]), float(pair[1]))
-    return None if (value := _value(told)) is None else (value, value)
+def _shade(ax: Axes, finding: Finding | None, name: str) -> None:
+    """A finding's interval on the x axis, or its value."""
+    value = _value(finding)
+    pair = finding.interval if finding and finding.interval else (value, value)
+    if pair[0] is not None and pair[1] is not None:
+        style.band(ax, pair[0], pair[1], style.ORANGE, name)
 
 
 def _finished(trials: pd.DataFrame) -> pd.Series:
@@ -306,11 +331,6 @@ def _series(trace: Trace, column: str) -> tuple[np.ndarray, np.ndarray]:
     """The steps at which a column is finite, and its values there."""
     fine = trace.steps[np.isfinite(trace.steps[column])]
     return fine["step"].to_numpy(), fine[column].to_numpy(float)
-
-
-def _norms(trace: Trace | Iterable[float]) -> tuple[np.ndarray, np.ndarray]:
-    norm = np.asarray(trace.steps["grad_norm"] if isinstance(trace, Trace) else list(trace), dtype=float)
-    return (trace.steps["step"].to_numpy() if isinstance(trace, Trace) else np.arange(len(norm))), norm
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
