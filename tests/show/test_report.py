@@ -78,7 +78,12 @@ def test_a_full_report_asks_finds_prescribes_draws_and_can_be_repeated(study):
     study.prescribe(SimpleNamespace(batch_size=64, lr=0.1, max_train_steps=900, schedule=None, precision="fp32"))
     (study.folder / "traces" / "a.parquet").write_bytes(b"")
     page = report(study)
-    for said in ("Which learning rate?", "We sweep it.", "Crosses <b>failed</b>.", "0.03 trains &lt;best&gt;."):
+    for said in (
+        "Which learning rate?",
+        "We sweep it.",
+        "Crosses <strong>failed</strong>.",
+        "0.03 trains &lt;best&gt;.",
+    ):
         assert said in page
     for said in ("Plain PyTorch", "Lightning", "TrainingArguments(", "torch 2.13", "model abc123", "<td>1</td>"):
         assert said in page
