@@ -16,6 +16,8 @@ from workup.trace import COLUMNS, Trace, Trial
 if TYPE_CHECKING:
     from workup.experiments.session import Session
 
+#: From this share of norms at the largest one on, they were logged after clipping.
+CAPPED = 0.05
 BUDGET = {"smoke": {"steps": 60}, "standard": {"steps": 300}, "thorough": {"steps": 1000}}
 
 
@@ -46,11 +48,12 @@ def load(session: "Session") -> Log:
     return read(session.study.folder / "traces" / f"{trial.id(session.fingerprint)}.parquet")
 
 
-def trace(log: Log, verdict: Finding) -> Trace:
-    """The log as a trace, for the figures. Of its trial only the steps are known, and the peak rate where logged."""
+def trace(log: Log, verdict: Finding, *, column: str = "loss") -> Trace:
+    """What was logged with a column, as a trace for the figures; of its trial only the peak rate is known, if that."""
     table = log.table().reindex(columns=list(COLUMNS))
+    table = table[table["step"].isin(log.series.get(column, pd.Series()).index)]
     peak = table["lr"].max()
-    trial = Trial(lr=float(peak) if peak > 0 else 1.0, steps=max(int(table["step"].max()), 1), batch_size=1)
+    trial = Trial(lr=float(peak) if peak > 0 else 1.0, steps=max(len(table), 1), batch_size=1)
     return Trace(trial=trial, steps=table, status="diverged" if verdict.value == "diverged" else "finished")
 
 
@@ -72,11 +75,22 @@ def judge(log: Log) -> tuple[Finding, ...]:
     rates = None if lr is None else lr.reindex(loss.index, method="ffill").bfill()
     norms = None if norm is None else norm.reindex(loss.index)
     found = [stability.judge(loss, grad_norm=norms, eval_loss=evals, lr=rates, step=loss.index)]
-    found += [clipping.judge(norm)] if norm is not None else []
+    found += [_threshold(norm)] if norm is not None else []
     found += history.pace(**{name: of(name) for name in ("seconds", "data_seconds", "examples", "throughput", "time")})
     found += [history.evaluation(seen)] if seen is not None else []
     found += [history.schedule(lr)] if lr is not None else []
     return tuple(found)
+
+
+def _threshold(norms: pd.Series) -> Finding:
+    """The threshold, unless the norms stop at one value as they do where they were logged after clipping (E1)."""
+    finding = clipping.judge(norms)
+    at_top = float(np.mean(norms > 0.999 * norms[np.isfinite(norms)].max()))
+    if at_top < CAPPED or finding.evidence.get("median") == finding.evidence.get("largest"):
+        return finding
+    summary = f"{at_top:.0%} of the norms stop at {finding.evidence['largest']:.3g}: they were logged after clipping."
+    settle = "Log the norm before clipping: clip_grad_norm_ returns it."
+    return dataclasses.replace(finding, value=None, summary=summary, settle=settle, confidence="low", caveats=())
 
 
 def problems(findings: Iterable[Finding]) -> list[Finding]:

@@ -12,7 +12,7 @@ Column = pd.Series | None
 #: Values this close to each other, relative to the largest, are one learning rate.
 SAME = 0.01
 #: Evaluations that a period must be told from, at the least, and the autocorrelation it must reach.
-FEWEST, PERIODIC = 24, 0.6
+FEWEST, PERIODIC = 30, 0.6
 
 
 def pace(*, seconds: Column, data_seconds: Column, examples: Column, throughput: Column, time: Column) -> list[Finding]:
@@ -83,17 +83,17 @@ def evaluation(losses: pd.Series) -> Finding:
 
 
 def _period(values: np.ndarray) -> int | None:
-    """The lag at which a detrended curve repeats itself, once and twice; None where none does."""
+    """The lag at which a curve's changes repeat themselves; None where they do not."""
     values = values[np.isfinite(values)]
     if len(values) < FEWEST:
         return None
-    rest = pd.Series(np.diff(values))
-    spread = float(rest.abs().quantile(0.95))
-    rest = rest.clip(-spread, spread) - rest.clip(-spread, spread).mean()
-    lags = range(2, len(rest) // 4 + 1)
-    repeats = {lag: min(rest.autocorr(lag), rest.autocorr(2 * lag)) for lag in lags} if rest.std() > 0 else {}
-    best = max(repeats, key=lambda lag: repeats[lag], default=0)
-    return next((lag for lag in repeats if repeats[lag] > max(PERIODIC, 0.9 * repeats[best])), None)
+    steps = pd.Series(np.diff(values))
+    steps = steps.clip(*steps.quantile([0.03, 0.97])) if steps.std() > 0 else steps
+    longest = len(steps) // 4
+    r = [1.0, *(steps.autocorr(lag) for lag in range(1, 2 * longest + 1))] if steps.std() > 0 else []
+    # What repeats resembles itself after one period and two, and in between does not, as a mere trend does.
+    repeats = {lag: min(r[lag], r[2 * lag]) for lag in range(2, longest + 1) if r and min(r[1:lag]) < 0}
+    return next((lag for lag in repeats if repeats[lag] > max(PERIODIC, 0.9 * max(repeats.values()))), None)
 
 
 def schedule(lr: pd.Series) -> Finding:
@@ -110,7 +110,7 @@ def schedule(lr: pd.Series) -> Finding:
         >>> schedule(pd.Series([0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0])).evidence["warmup_steps"]
         4
     """
-    lr = lr[np.isfinite(lr)]
+    lr = lr[np.isfinite(lr) & (lr >= 0)]
     if len(lr) < 5 or not lr.max() > 0:
         text = f"{len(lr)} learning rates are too few to tell a schedule."
         return _finding("lr_schedule", None, "playbook: D5", text, settle="Log the learning rate at every step.")
@@ -127,7 +127,7 @@ def schedule(lr: pd.Series) -> Finding:
         "warmup_steps": warmup,
         "peak_lr": peak,
         "final_lr": float(rate[-1]),
-        "held_steps": step[held] - step[top],
+        "held_steps": int(step[held] - step[top]),
     }
     start = f"Warmup of {warmup:,} steps to {peak:.3g}" if warmup else f"No warmup; a peak of {peak:.3g}"
     text = f"{start}, then {shape.replace('_', ' ')}, ending at {rate[-1]:.3g}."
@@ -143,14 +143,15 @@ def _shape(rest: np.ndarray, fall: np.ndarray, t: np.ndarray) -> str:
         return "restarts"
     if len(np.unique(np.round(rest / rest.max(), 6))) <= max(2, len(rest) // 10):
         return "steps"
-    t = t / t[-1]
-    good = fall > 0
+    # What is held at the bottom belongs to no fall; what is all but 0 has no logarithm to speak of.
+    fall = fall[: int(np.argmax(fall <= fall.min() + SAME / 10 * size)) + 1] / rest.max()
+    t, good = t[: len(fall)] / t[len(fall) - 1], fall > 1e-6
     tries = {"linear": _misfit(t, fall)}
     tries["cosine"] = min(_misfit(np.cos(np.pi * t / whole), fall) for whole in np.linspace(1, 3, 41))
     tries["exponential"] = _misfit(t[good], fall[good], np.log, np.exp)
     tries["inverse_sqrt"] = _misfit(t[good], fall[good], lambda y: y**-2.0, lambda y: np.abs(y) ** -0.5)
     best = min(tries, key=lambda name: tries[name])
-    return best if tries[best] < SAME * size else "other"
+    return best if tries[best] < SAME * np.ptp(fall) else "other"
 
 
 def _misfit(x: np.ndarray, y: np.ndarray, there: Any = lambda y: y, back: Any = lambda y: y) -> float:
