@@ -56,73 +56,60 @@ def execute(
     """
     if executor not in EXECUTORS:
         raise ParameterError(f"executor {executor!r}: {nearest(executor, EXECUTORS)}")
-    if executor == "processes":
-        yield from _processes(_recipe(workload, reference), trials, device, save, note)
-        return
-    left = set(range(len(trials)))
+    rest = list(range(len(trials)))
     if executor in ("ensemble", "auto"):
-        for index, trace in _stacked(workload, trials, device, save, note, GAIN if executor == "auto" else 0.0):
-            left.discard(index)
-            yield index, trace
-    rest = [index for index in range(len(trials)) if index in left]
-    if executor == "auto" and len(rest) > 1 and (why := _long(workload, [trials[i] for i in rest], device)):
-        with contextlib.suppress(ParameterError):
-            recipe = _recipe(workload, reference)
-            note(why)
-            chosen = _processes(recipe, [trials[i] for i in rest], device, save and _renumbered(save, rest), note)
-            yield from ((rest[index], trace) for index, trace in chosen)
-            return
-    yield from _serial(workload, trials, rest, device, save)
-
-
-def _renumbered(save: Callable[[int, Trace], Any], indices: Sequence[int]) -> Callable[[int, Trace], Any]:
-    return lambda index, trace: save(indices[index], trace)
-
-
-def _marked(trace: Trace, executor: str) -> Trace:
-    return dataclasses.replace(trace, versions={**trace.versions, "executor": executor})
-
-
-def _serial(workload: Workload, trials: Sequence[Trial], indices: Sequence[int], device: str, save: Any) -> Found:
-    for index in indices:
+        gain = GAIN if executor == "auto" else 0.0
+        for index, trace in _stacked(workload, trials, device, save, note, gain):
+            rest.remove(index)
+            yield index, _marked(trace, "ensemble")
+    recipe = _recipe(workload, reference) if executor == "processes" else reference
+    if executor == "processes" or (executor == "auto" and recipe and _pays(workload, trials, rest, device, note)):
+        for index, trace in _processes(recipe, trials, rest, device, save, note):
+            yield index, _marked(trace, "processes")
+        return
+    for index in rest:
         trace = train(workload, trials[index], device=device, save=save and partial(save, index))
         yield index, _marked(trace, "serial")
         if trace.status == "interrupted":
             raise KeyboardInterrupt
 
 
+def _marked(trace: Trace, executor: str) -> Trace:
+    return dataclasses.replace(trace, versions={**trace.versions, "executor": executor})
+
+
 def _stacked(workload: Workload, trials: Sequence[Trial], device: str, save: Any, note: Note, gain: float) -> Found:
     """Each group of alike trials that trains as the plain loop does; tried by seed where seeds do not mix."""
-    queue = [(indices, False) for indices in ensemble.groups(trials)]
+    queue = [(indices, False) for indices in ensemble.groups(trials) if len(indices) > 1]
     while queue:
         indices, one_seed = queue.pop(0)
-        if len(indices) < 2:
-            continue
         own = [trials[index] for index in indices]
+        keep = save and (lambda k, trace, indices=indices: save(indices[k], trace))
         try:
             took = ensemble.compare(workload, own, device=device)
             plain, stack = 1000 * took.plain_seconds, 1000 * took.stack_seconds
             said = f"a step of {len(own)} trials takes {stack:.3g} ms, one by one {plain:.3g} ms"
-            if not plain >= gain * stack:
+            if plain < gain * stack:
                 raise Unfit(said)
             note(f"ensemble: {said}")
-            found = ensemble.run(workload, own, device=device, save=save and _renumbered(save, indices))
-            for index, trace in found:
-                yield indices[index], _marked(trace, "ensemble")
+            for k, trace in ensemble.run(workload, own, device=device, save=keep):
+                yield indices[k], trace
         except Unfit as error:
             parts = [] if one_seed else ensemble.groups(own, by_seed=True)
-            if len(parts) > 1:
-                queue = [([indices[i] for i in part], True) for part in parts] + queue
-            else:
+            if len(parts) < 2:
                 note(f"no ensemble of {len(own)} trials: {error}")
+            queue[:0] = [([indices[k] for k in part], True) for part in parts if 1 < len(part) < len(own)]
 
 
-def _long(workload: Workload, trials: Sequence[Trial], device: str) -> str:
-    """Why processes pay: more than one device, and enough to train; else ""."""
+def _pays(workload: Workload, trials: Sequence[Trial], rest: Sequence[int], device: str, note: Note) -> bool:
+    """Whether to spread ``rest``: there is more than one device, and long to train."""
     count = len(_devices(device))
-    pace = train(workload, trials[0], device=device, first=4).steps.seconds[1:].median() if count > 1 else 0.0
-    seconds = pace * sum(trial.steps for trial in trials)
-    return f"processes: about {seconds:.0f} s to train on {count} devices" if seconds > LONG else ""
+    if min(count, len(rest)) < 2:
+        return False
+    pace = train(workload, trials[rest[0]], device=device, first=4).steps.seconds[1:].median()
+    seconds = pace * sum(trials[index].steps for index in rest)
+    note(f"{len(rest)} trials, about {seconds:.0f} s one by one; {count} processes pay from {LONG:.0f} s")
+    return bool(seconds > LONG)
 
 
 def _devices(device: str) -> list[str]:
@@ -133,68 +120,90 @@ def _devices(device: str) -> list[str]:
 
 
 def _recipe(workload: Workload, reference: str | None) -> Any:
-    if reference is not None:
-        return reference
-    for field in dataclasses.fields(workload):
+    for field in dataclasses.fields(workload) if reference is None else ():
         try:
             pickle.dumps(getattr(workload, field.name))
         except Exception as error:
-            raise ParameterError(
-                f"executor 'processes': {field.name} of workload {workload.name!r} cannot be sent to a process "
-                f"({error}). Give the workload's reference, 'path/to/file.py:name'."
-            ) from error
-    return pickle.dumps(workload)
+            raise _unsent(f"{field.name} of {workload.name!r}: {error}") from error
+    return reference or pickle.dumps(workload)
 
 
-@dataclasses.dataclass
+def _unsent(why: str) -> ParameterError:
+    hint = "Give the workload's reference, 'path/to/file.py:name'."
+    return ParameterError(f"executor 'processes': the workload cannot be sent to a process ({why}). {hint}")
+
+
+def _processes(
+    recipe: Any, trials: Sequence[Trial], indices: Sequence[int], device: str, save: Any, note: Note
+) -> Found:
+    """A worker lost costs its trial one retry, then a ``failed`` trace; leaving early ends every worker."""
+    waiting, retried = list(indices), set()
+    busy: list[Worker] = []
+    try:
+        for place in _devices(device)[: len(indices)]:
+            busy.append(_start(recipe, place))
+            busy[-1].send(trials, waiting.pop(0))
+        while busy:
+            ready = connection.wait([worker.pipe for worker in busy])
+            for worker in [worker for worker in busy if worker.pipe in ready]:
+                index, (kind, answer) = worker.index, worker.receive()
+                if kind == "error":
+                    raise answer
+                if kind == "save":
+                    save and save(index, answer)
+                    continue
+                if kind == "lost":
+                    busy.remove(worker)
+                    if index not in retried:
+                        retried.add(index)
+                        waiting.insert(0, index)
+                        note(f"the process of trial {index} {answer}; it trains again")
+                    else:
+                        yield index, _failed(trials[index], f"its process {answer}, twice", worker.device)
+                    if waiting:
+                        worker = _start(recipe, worker.device)
+                        busy.append(worker)
+                else:
+                    yield index, answer
+                if waiting:
+                    worker.send(trials, waiting.pop(0))
+                elif worker in busy:
+                    busy.remove(worker)
+                    worker.end()
+    finally:
+        for worker in busy:
+            worker.end()
+
+
+@dataclasses.dataclass(eq=False)
 class Worker:
     """A process and the trial it trains."""
 
     process: Any
     pipe: Any
     device: str
-    index: int
+    index: int = -1
 
+    def send(self, trials: Sequence[Trial], index: int) -> None:
+        self.index = index
+        with contextlib.suppress(BrokenPipeError):  # its end is seen where its answer is awaited
+            self.pipe.send(trials[index])
 
-def _processes(recipe: Any, trials: Sequence[Trial], device: str, save: Any, note: Note) -> Found:
-    """A worker lost costs its trial one retry, then a ``failed`` trace; leaving early ends every worker."""
-    waiting, tries = list(range(len(trials))), [0] * len(trials)
-    workers: list[Worker] = []
-    try:
-        for place in _devices(device)[: len(trials)]:
-            workers.append(_start(recipe, place))
-            _send(workers[-1], trials, waiting)
-        while busy := [worker for worker in workers if worker.index >= 0]:
-            ready = connection.wait([worker.pipe for worker in busy])
-            for worker in [worker for worker in busy if worker.pipe in ready]:
-                index = worker.index
-                try:
-                    kind, answer = worker.pipe.recv()
-                except (EOFError, ConnectionResetError):
-                    kind, answer = "lost", _ending(worker)
-                    workers[workers.index(worker)] = worker = _start(recipe, worker.device)
-                if kind == "error":
-                    raise answer
-                if kind == "save":
-                    save and save(index, answer)
-                    continue
-                tries[index] += kind == "lost"
-                if kind == "lost" and tries[index] == 1:
-                    note(f"the process of trial {index} {answer}; it trains again")
-                    waiting.insert(0, index)
-                elif kind == "lost":
-                    yield (
-                        index,
-                        _marked(_failed(trials[index], f"its process {answer}, twice", worker.device), "processes"),
-                    )
-                else:
-                    yield index, _marked(answer, "processes")
-                _send(worker, trials, waiting)
-    finally:
-        for worker in workers:
-            worker.process.kill()
-            worker.process.join()
-            worker.pipe.close()
+    def receive(self) -> tuple[str, Any]:
+        try:
+            return self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join()
+            self.pipe.close()
+        code = self.process.exitcode
+        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        memory = ", as the system does when memory runs out" if name == "SIGKILL" else ""
+        return "lost", f"ended ({name}{memory})"
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
 
 
 def _start(recipe: Any, device: str) -> Worker:
@@ -203,22 +212,7 @@ def _start(recipe: Any, device: str) -> Worker:
     process = spawn.Process(target=_serve, args=(theirs, recipe, device), daemon=True)
     process.start()
     theirs.close()
-    return Worker(process, ours, device, -1)
-
-
-def _send(worker: Worker, trials: Sequence[Trial], waiting: list[int]) -> None:
-    worker.index = waiting.pop(0) if waiting else -1
-    if worker.index >= 0:
-        with contextlib.suppress(BrokenPipeError):  # its end is then seen where its answer is awaited
-            worker.pipe.send(trials[worker.index])
-
-
-def _ending(worker: Worker) -> str:
-    worker.process.join()
-    worker.pipe.close()
-    code = worker.process.exitcode
-    name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return f"was killed ({name}), as the system does when memory runs out" if name == "SIGKILL" else f"died ({name})"
+    return Worker(process, ours, device)
 
 
 def _failed(trial: Trial, reason: str, device: str) -> Trace:
@@ -233,9 +227,12 @@ def _serve(pipe: Any, recipe: Any, device: str) -> None:
     with contextlib.suppress(EOFError, BrokenPipeError):
         try:
             workload = load(recipe) if isinstance(recipe, str) else pickle.loads(recipe)
-            while True:
-                trial = pipe.recv()
+        except Exception as error:
+            return pipe.send(("error", error if isinstance(error, WorkupError) else _unsent(f"{error}")))
+        while True:
+            trial = pipe.recv()
+            try:
                 trace = train(workload, trial, device=device, save=lambda unfinished: pipe.send(("save", unfinished)))
                 pipe.send(("trace", trace))
-        except WorkupError as error:
-            pipe.send(("error", error))
+            except WorkupError as error:
+                pipe.send(("error", error))
