@@ -143,3 +143,20 @@ def test_a_changed_workload_is_refused_but_a_comment_is_no_change(given, tmp_pat
     (tmp_path / "mine.py").write_text(FILE.replace("nn.Linear(8, 3)", "nn.Linear(8, 4)"))
     with pytest.raises(StudyError, match="changed since: model, code"):
         begin(given)
+
+
+def test_a_stacked_sweep_gives_the_serial_one_and_the_study_says_what_was_chosen(given, tmp_path):
+    trials = [Trial(lr=lr, steps=5, batch_size=16) for lr in (0.03, 0.1)]
+    plain = begin(given).run(trials)
+    session = begin(given, executor="ensemble", study="runs/stacked")
+    stacked = session.run([*trials, trials[0]])
+    for ours, theirs in zip(stacked, [*plain, plain[0]], strict=True):
+        np.testing.assert_allclose(ours.steps.loss, theirs.steps.loss, rtol=1e-5)
+    assert [trace.versions["executor"] for trace in stacked] == ["ensemble"] * 3
+    assert "a step of 2 trials takes" in session.sources["executor"]["from"]
+    assert [key for key, _ in session.study.traces()] == [key for key, _ in begin(given).study.traces()]
+
+
+def test_an_unknown_executor_is_a_mistake_in_the_parameters(given):
+    with pytest.raises(ParameterError, match=r"executor='ensembel'\. Did you mean 'ensemble'"):
+        begin(given, executor="ensembel")
