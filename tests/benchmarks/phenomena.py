@@ -42,10 +42,11 @@ def edge():
 
 def sudden_rise():
     """A sudden rise after a steady decline at 5 to 10 x lr* (7b; C7): the digits network."""
-    traces = {f"{k} x lr*": run("digits-mlp", 0.1 * k, steps=500, eval_every=1, eval_examples=128) for k in (1, 5, 7, 10)}
+    settings = {"steps": 500, "eval_every": 1, "eval_examples": 128}
+    traces = {f"{k} x lr*": run("digits-mlp", 0.1 * k, **settings) for k in (1, 5, 7, 10)}
     said = {name: verdict(trace).value for name, trace in traces.items()}
     shown = [name for name, value in said.items() if str(value).startswith("mid")]
-    return f"{said}", bool(shown) and said["1 x lr*"] in ("stable", "early_recovered"), lambda: plots.loss_curves(traces)
+    return f"{said}", bool(shown) and said["1 x lr*"] == "stable", lambda: plots.loss_curves(traces)
 
 
 def early_and_recovered():
