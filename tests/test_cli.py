@@ -109,6 +109,7 @@ MISTAKES = {
     "mine.py:data": r"data is TensorDataset, not a Workload",
     "mine.py:nothing": r"nothing is NoneType, not a Workload",
     "broken.py:workload": r"(?s)broken\.py cannot be imported\..*line 5, in build.*ZeroDivisionError",
+    "exits.py:workload": r"(?s)exits\.py cannot be imported\..*SystemExit: 0",
     "syntax.py:workload": r"(?s)syntax\.py cannot be imported\..*SyntaxError",
     "mine.py:zero": r"Workload\(batch_size=0\): batch_size must be a whole number of at least 1",
     "mine.py:large": r"Workload\(batch_size=64\): larger than train_data.*32 examples",
@@ -143,6 +144,7 @@ def test_a_mistake_is_one_message_and_code_2_before_any_kernel_and_leaves_nothin
     changed = [f"\n\ndef {name}():\n    return make({change})\n" for name, change in CHANGES.items()]
     (project / "mine.py").write_text("".join([MINE, *changed, "\n\ndef nothing():\n    pass\n"]))
     (project / "broken.py").write_text(BROKEN)
+    (project / "exits.py").write_text("import sys\n\nsys.exit(0)\n")
     (project / "syntax.py").write_text("workload = = 3\n")
     Study.open("theirs", workload="theirs", fingerprint={})
     if "old" in mistake:

@@ -100,8 +100,8 @@ class Study:
             raise StudyError(f"study '{self.folder}' belongs to workload '{theirs}', not '{workload}'. Name another.")
         changed = [part for part, value in fingerprint.items() if self.about["fingerprint"].get(part) != value]
         if changed:
-            drawn = any(part.endswith("data") for part in changed)
-            hint = " Data drawn without a seed is another every time." if drawn else ""
+            drawn = any(part.endswith("data") or part == "model" for part in changed)
+            hint = " Data or weights drawn without a seed are others every time." if drawn else ""
             raise StudyError(
                 f"study '{self.folder}' belongs to another version of '{workload}': "
                 f"changed since: {', '.join(changed)}. Name another folder, or remove this one.{hint}"

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workup.errors import ParameterError
+from workup.errors import ParameterError, WorkloadError
 
-#: How a trial can end. All but ``interrupted`` are results and are not run again.
+#: How a trial can end. All but ``interrupted`` and ``failed`` are results and are not run again.
 STATUSES = ("finished", "diverged", "out_of_memory", "interrupted", "failed")
 
 #: One row per step; loss and grad_norm as seen (inf and NaN stay), before the step's update.
@@ -96,19 +96,32 @@ class Trial:
 
         ``schedule(fraction)`` multiplies the part after the warmup when ``shape`` is
         ``workload``; fraction runs from 0 to just under 1 over that part.
+
+        Raises:
+            WorkloadError: the schedule fails, or gives no finite number of at least 0.
         """
         rates = np.full(self.steps, float(self.lr))
         ramp = self.warmup_steps
         rates[:ramp] *= np.arange(1, ramp + 1) / max(ramp, 1)
         if self.shape == "workload" and schedule is not None:
             rest = self.steps - ramp
-            rates[ramp:] *= [float(schedule(i / rest)) for i in range(rest)]
+            rates[ramp:] *= [_multiplier(schedule, i / rest) for i in range(rest)]
         return rates
 
     def id(self, fingerprint: str) -> str:
         """16 hexadecimal digits over everything that changes the result, the workload included."""
         text = json.dumps([dataclasses.asdict(self), fingerprint], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _multiplier(schedule: Callable[[float], float], fraction: float) -> float:
+    try:
+        value = float(schedule(fraction))
+    except Exception as error:
+        raise WorkloadError(f"schedule({fraction:g}) failed ({type(error).__name__}: {error}).") from error
+    if not 0 <= value < math.inf:
+        raise WorkloadError(f"schedule({fraction:g}) is {value:g}: a finite multiplier of at least 0 is needed.")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from workup.errors import WorkloadError, nearest
 
@@ -89,13 +90,22 @@ class Workload:
             data = getattr(self, name)
             if data is None and name == "eval_data":
                 continue
-            need(hasattr(data, "__getitem__") or hasattr(data, "__iter__"), name, "a torch Dataset")
+            usable = hasattr(data, "__getitem__") or hasattr(data, "__iter__")
+            need(usable and not isinstance(data, (DataLoader, Mapping, str)), name, "a torch Dataset")
             need(size(data) != 0, name, "a data set with at least one example; this one is empty")
         need(whole(self.batch_size), "batch_size", "a whole number of at least 1")
         need(whole(self.max_train_steps), "max_train_steps", "a whole number of at least 1")
         number = isinstance(self.lr, (int, float)) and not isinstance(self.lr, bool)
         need(number and math.isfinite(self.lr) and self.lr > 0, "lr", "a positive, finite number")
         need(self.precision in PRECISIONS, "precision", f"one of {', '.join(PRECISIONS)}")
+        level = self.initial_loss
+        finite = isinstance(level, (int, float)) and math.isfinite(level)
+        need(level is None or finite, "initial_loss", "a finite number, or None")
+        measures = isinstance(self.metrics, Mapping) and all(
+            isinstance(key, str) and key != "loss" and callable(measure) for key, measure in self.metrics.items()
+        )
+        need(measures, "metrics", "a function by name, as {'accuracy': accuracy}; the name 'loss' is taken")
+        need(isinstance(self.loader, Mapping), "loader", "options by name, as {'num_workers': 4}")
         examples = size(self.train_data)
         if examples is not None and self.batch_size > examples:
             raise WorkloadError(
@@ -169,7 +179,7 @@ def load(reference: str) -> Workload:
             found = found()
         except WorkloadError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise WorkloadError(f"workload '{reference}': {attribute}() failed.\n{_short(error)}") from error
     if not isinstance(found, Workload):
         kind = type(found).__name__
@@ -199,7 +209,7 @@ def _import_file(place: str, reference: str) -> Any:
         spec.loader.exec_module(module)
     except WorkloadError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise WorkloadError(f"workload '{reference}': {place} cannot be imported.\n{_short(error)}") from error
     return module
 
@@ -216,7 +226,7 @@ def _import_module(place: str, reference: str) -> Any:
         raise WorkloadError(f"workload '{reference}': {place} cannot be imported.\n{_short(error)}") from error
     except WorkloadError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise WorkloadError(f"workload '{reference}': {place} cannot be imported.\n{_short(error)}") from error
 
 
@@ -251,8 +261,8 @@ def fingerprint(workload: Workload) -> dict[str, str]:
     return {
         "settings": _hash(settings, workload.precision, workload.compile, sorted(workload.metrics)),
         "model": _hash(repr(module), weights),
-        "train_data": _data_hash(workload.train_data),
-        "eval_data": _data_hash(workload.eval_data),
+        "train_data": _data_hash(workload, "train_data"),
+        "eval_data": _data_hash(workload, "eval_data"),
         "code": _hash(*[_code(f) for f in functions if f is not None]),
     }
 
@@ -273,20 +283,32 @@ def _sample(tensor: Tensor, most: int = 4096) -> str:
     return hashlib.sha256(part.view(torch.uint8).numpy().tobytes() if part.numel() else b"").hexdigest()[:12]
 
 
-def _data_hash(data: Any) -> str:
+def _data_hash(workload: Workload, which: str) -> str:
+    data = getattr(workload, which)
     if data is None:
         return "none"
     length = size(data)
     if length is None or not hasattr(data, "__getitem__"):
         return _hash(type(data).__qualname__, length)
     picks = sorted({int(i * (length - 1) / 7) for i in range(8)})
-    return _hash(length, [example_hash(data[i]) for i in picks])
+    hashes = []
+    for pick in picks:
+        try:
+            hashes.append(example_hash(data[pick]))
+        except Exception as error:
+            what = f"{which}[{pick}], of {length:,} examples by its length, cannot be read"
+            raise WorkloadError(f"workload {workload.name!r}: {what} ({type(error).__name__}: {error}).") from error
+    return _hash(length, hashes)
 
 
 def example_hash(value: Any) -> str:
     """A hash of one example's content: tensors and arrays by their bytes, containers item by item."""
     if isinstance(value, Tensor):
-        value = value.detach().cpu().numpy()
+        value = value.detach().cpu()
+        try:
+            value = value.numpy()
+        except TypeError:  # numpy has neither bfloat16 nor sparse layouts
+            value = value.to_dense().float().numpy()
     if hasattr(value, "tobytes"):
         shape, kind = getattr(value, "shape", getattr(value, "size", "")), getattr(value, "dtype", "")
         return _hash(str(shape), str(kind), hashlib.sha256(value.tobytes()).hexdigest())

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from workup import Prescription, Study, Trace, Trial, Workload
+from workup import Prescription, Study, Trace, Trial, Workload, WorkloadError
 from workup.experiments import clipping, final_run, instability, learning_rate, warmup
 from workup.experiments.session import Session
 from workup.finding import prescribe
@@ -68,6 +68,17 @@ def test_the_sweep_widens_until_the_known_optimum_and_the_known_edge_are_bracket
     assert unstable.interval[0] <= 2 / CURVATURE <= unstable.interval[1]
     assert best.evidence["horizon_steps"] == 60
     assert session.study.findings()["best_lr"].value == best.value
+
+
+def test_where_every_trial_fails_the_reason_is_said(session):
+    def metric(model, batch):
+        raise ValueError("no such class")
+
+    broken = dataclasses.replace(session, workload=dataclasses.replace(session.workload, metrics={"oops": metric}))
+    with pytest.raises(WorkloadError, match=r"all 3 trials fail alike, .*: step 6: ValueError: no such class"):
+        sweep(broken)
+    broken.workload.metrics.clear()  # mended: what failed is run again
+    assert {trace.status for trace in sweep(broken)} <= {"finished", "diverged"}
 
 
 def test_rates_at_lr_star_and_just_above_are_shown(session):

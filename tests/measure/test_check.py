@@ -1,15 +1,18 @@
 import itertools
 import math
 import random
+import sys
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from workup import WorkloadError
 from workup.measure.check import check, expected_loss
+from workup.measure.data import batch_length
+from workup.workload import fingerprint
 
 NAMES = [
     "builds",
@@ -64,6 +67,8 @@ def test_nothing_of_the_callers_changes(make_workload):
         (lambda m, b: cross_entropy(m, b)[:, None], "has shape [16, 1]"),
         (lambda m, b: cross_entropy(m, b)[:5], "has shape [5]"),
         (lambda m, b: cross_entropy(m, b).detach(), "has no gradient"),
+        (lambda m, b: cross_entropy(m, b) * 1j, "is complex (torch.complex64)"),
+        (lambda m, b: sys.exit("no data here"), "SystemExit: no data here"),
         (lambda m, b: cross_entropy(m, (b[0][:, :4], b[1])), "RuntimeError: mat1 and mat2 shapes"),
     ],
 )
@@ -94,6 +99,77 @@ def test_an_error_in_the_users_code_is_placed_in_the_users_file(make_workload):
 def test_empty_data_and_a_batch_larger_than_the_data_are_refused_when_stated(make_workload, changes, said):
     with pytest.raises(WorkloadError, match=said):
         make_workload(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"train_data": DataLoader(TensorDataset(torch.zeros(64, 8)))}, "train_data must be a torch Dataset"),
+        ({"eval_data": "data/eval.csv"}, "eval_data must be a torch Dataset"),
+        ({"train_data": {"x": torch.zeros(64, 8)}}, "train_data must be a torch Dataset"),
+        ({"metrics": None}, "metrics must be a function by name"),
+        ({"metrics": {"accuracy": 0.5}}, "metrics must be a function by name"),
+        ({"metrics": {"loss": cross_entropy}}, "the name 'loss' is taken"),
+        ({"loader": None}, "loader must be options by name"),
+        ({"initial_loss": "2.3"}, "initial_loss must be a finite number"),
+    ],
+)
+def test_what_is_of_the_wrong_kind_is_refused_when_stated(make_workload, changes, said):
+    with pytest.raises(WorkloadError, match=said):
+        make_workload(**changes)
+
+
+def test_a_function_that_returns_one_model_each_time_fails_and_a_shared_frozen_part_does_not(make_workload):
+    model = nn.Linear(8, 3)
+    found = results(make_workload(model=lambda: model))
+    assert list(found) == ["builds"]
+    assert "same weights each time" in found["builds"].detail
+    frozen = nn.Linear(8, 8).requires_grad_(False)
+    assert results(make_workload(model=lambda: nn.Sequential(frozen, nn.Linear(8, 3))))["builds"].result == "pass"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        (lambda f: 1 / (f - 0.5), r"schedule(0) is -2: a finite multiplier of at least 0 is needed."),
+        (lambda f: math.nan if f > 0.5 else 1.0, "schedule(0.51) is nan: a finite"),
+        (lambda f: [1.0, 0.1][int(f * 3)], "schedule(0.67) failed (IndexError: list index out of range)."),
+        (lambda f: None, "schedule(0) failed (TypeError"),
+        (lambda f: 0, "is 0 throughout"),
+    ],
+)
+def test_a_schedule_that_gives_no_rates_fails_before_any_training(make_workload, schedule, said):
+    found = results(make_workload(schedule=schedule))
+    assert list(found) == ["builds"]
+    assert said in found["builds"].detail
+
+
+def test_a_loss_of_zero_is_not_learned(make_workload):
+    found = results(make_workload(loss=lambda m, b: cross_entropy(m, b) * 0))
+    assert found["learns one batch by heart"].result == "fail"
+
+
+def test_bfloat16_examples_are_compared_and_fingerprinted(make_workload, workload):
+    def halved(data):
+        x, y = data.tensors
+        return TensorDataset(x.bfloat16(), y)
+
+    made = make_workload(
+        model=lambda: nn.Linear(8, 3).bfloat16(),
+        train_data=halved(workload.train_data),
+        eval_data=halved(workload.eval_data),
+    )
+    assert results(made)["evaluation data apart"].result == "pass"
+    assert fingerprint(made) == fingerprint(made)
+
+
+def test_a_length_that_promises_too_much_is_told_by_the_fingerprint(make_workload):
+    class Longer(list):
+        def __len__(self):
+            return 1000
+
+    with pytest.raises(WorkloadError, match=r"eval_data\[142\], of 1,000 examples by its length.*IndexError"):
+        fingerprint(make_workload(eval_data=Longer([(torch.zeros(8), 0)] * 50)))
 
 
 def test_a_model_that_cannot_be_built_ends_the_checks(make_workload):
@@ -316,6 +392,26 @@ def test_a_metric_that_fails_is_told(make_workload):
     found = results(make_workload(metrics={"oops": lambda m, b: m(b[0]) + "a"}))["evaluation passes"]
     assert found.result == "fail"
     assert found.detail.startswith("TypeError")
+
+
+def test_evaluation_data_that_gives_nothing_is_told(make_workload):
+    class Nothing(IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    assert results(make_workload(eval_data=Nothing()))["evaluation passes"].detail == "eval_data gave no example"
+
+
+def test_strings_before_the_tensors_of_a_batch_do_not_hide_its_length(make_workload, workload):
+    data = [{"text": "a word", "id": i, "x": x, "y": y} for i, (x, y) in enumerate(workload.train_data)]
+
+    def loss(model, batch):
+        return cross_entropy(model, (batch["x"], batch["y"]))
+
+    found = results(make_workload(train_data=data, eval_data=None, loss=loss), until="one batch passes")
+    assert found["one batch passes"].detail == "16 examples, one loss each"
+    assert batch_length({"text": ["a", "b"], "x": torch.zeros(2, 3)}) == 2
+    assert batch_length(["one", "two", "three"]) == 3
 
 
 def test_map_style_data_of_dictionaries_and_an_iterable_evaluation_pass(make_workload, workload):

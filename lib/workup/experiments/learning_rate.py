@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from workup.errors import WorkloadError
 from workup.experiments.session import Session
 from workup.finding import Finding
 from workup.judge import learning_rate as judge
@@ -50,6 +51,9 @@ def widen(session: Session, traces: list[Trace]) -> list[Trace]:
     factor = 10 ** BUDGET[session.budget]["coarse"]
     for _ in range(WIDEN_AT_MOST):
         seen = judge.summary(table(traces))
+        if seen.empty:
+            name, failed = session.workload.name, traces[0].reason
+            raise WorkloadError(f"workload {name!r}: none of {len(traces)} trials could be trained: {failed}")
         rates, feasible = seen.lr.to_numpy(), seen.feasible.to_numpy(dtype=bool)
         trial = traces[0].trial
         if not feasible.any() or seen.best_here.iloc[0]:

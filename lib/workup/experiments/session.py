@@ -79,17 +79,25 @@ class Session:
         Ctrl-C keeps what was measured and stops.
 
         Raises:
-            WorkloadError: a trial fails at its very first step, where no setting can be the cause.
+            WorkloadError: a trial fails at its very first step, or all fail alike, where no setting can be the cause.
         """
         ids = [trial.id(self.fingerprint) for trial in trials]
-        found = {key: kept for key in dict.fromkeys(ids) if (kept := self.study.load_trace(key)) and kept.done}
+        kept = {key: trace for key in dict.fromkeys(ids) if (trace := self.study.load_trace(key)) and trace.done}
+        # What failed may have been mended outside the code: a file that was missing, a full disk.
+        found = {key: trace for key, trace in kept.items() if trace.status != "failed"}
         missing = {key: trial for key, trial in zip(ids, trials, strict=True) if key not in found}
         with progress(len(trials), label) as bar:
             bar.advance(len(trials) - len(missing))
             for key, trace in self._train(missing):
                 found[key] = trace
                 bar.advance()
-        return [found[key] for key in ids]
+        traces = [found[key] for key in ids]
+        if len(found) > 1 and {(t.status, t.reason) for t in traces} == {("failed", traces[0].reason)}:
+            name, count = self.workload.name, len(found)
+            raise WorkloadError(
+                f"workload {name!r}: all {count} trials fail alike, so no setting is the cause: {traces[0].reason}"
+            )
+        return traces
 
     def _train(self, missing: Mapping[str, Trial]) -> Iterator[tuple[str, Trace]]:
         """Each trial's id and trace as it ends, kept in the study."""

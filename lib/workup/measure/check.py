@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from workup.errors import WorkupError
 from workup.measure import data, train
 from workup.measure.state import preserved, seed_everything
+from workup.trace import Trial
 from workup.workload import Workload, example_hash, size
 
 #: Share of the expected loss that an untrained model may lie off it, beside the batch's own noise.
@@ -95,7 +96,7 @@ def _answered(ask: Callable[[], Answer]) -> Answer:
         return ask()
     except WorkupError as error:
         return "fail", str(error)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         outside = (str(Path(__file__).parent), str(Path(torch.__file__).parent), "<")
         frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(outside)]
         where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
@@ -121,7 +122,14 @@ def first_step(workload: Workload, device: str, seed: int, *, batch_size: int | 
 
 
 def _builds(workload: Workload) -> Answer:
-    count = sum(p.numel() for p in workload.build_model().parameters())
+    model = workload.build_model()
+    again = {id(p) for p in workload.build_model().parameters()}
+    if any(p.requires_grad and id(p) in again for p in model.parameters()):
+        return "fail", "model() returns the same weights each time, so a trial would go on from the last one's"
+    plan = Trial(lr=workload.lr, steps=100, batch_size=workload.batch_size, shape="workload")
+    if not plan.learning_rates(workload.schedule).any():
+        return "fail", "schedule(fraction) is 0 throughout"
+    count = sum(p.numel() for p in model.parameters())
     return ("pass", f"{count:,} parameters") if count else ("fail", "the model has no parameters")
 
 
@@ -215,7 +223,7 @@ def _memorises(workload: Workload, device: str, seed: int) -> Answer:
             with train.autocasting(workload.precision, device):
                 loss = workload.loss(first.model, first.batch).float().mean()
             value = loss.item()
-            if value <= (LEARNED * start if start > 0 else start - 0.1 * abs(start)):
+            if value < (LEARNED * start if start > 0 else start - 0.1 * abs(start)):
                 return "pass", f"{small} examples, from {start:.3g} to {value:.3g} at lr {lr:.2g}"
             if not math.isfinite(value) or time.monotonic() > end:
                 break
@@ -231,7 +239,9 @@ def _evaluates(workload: Workload, model: nn.Module, device: str) -> Answer:
     if workload.eval_data is None:
         return "warn", "no eval_data: only the training loss can be judged"
     batches = data.evaluation_batches(workload, batch_size=workload.batch_size, device=device)
-    values = train.evaluate(workload, model, [next(iter(batches))], device)
+    if (batch := next(iter(batches), None)) is None:
+        return "fail", "eval_data gave no example"
+    values = train.evaluate(workload, model, [batch], device)
     bad = [name for name, value in values.items() if not torch.isfinite(value)]
     return ("warn", f"not finite: {', '.join(bad)}") if bad else ("pass", ", ".join(values))
 

@@ -95,8 +95,15 @@ def to_device(batch: Any, device: str) -> Any:
 
 
 def batch_length(batch: Any) -> int:
-    """Number of examples: the first dimension of the first tensor found, 1 where there is none."""
+    """Number of examples: the first dimension of the first tensor found, else the strings in a list, else 1."""
+    length = _first_dimension(batch)
+    if length is None:
+        length = len(batch) if isinstance(batch, list) and all(isinstance(text, str) for text in batch) else 1
+    return length
+
+
+def _first_dimension(batch: Any) -> int | None:
     if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.dim() else 1
+        return batch.shape[0] if batch.dim() else None
     values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
-    return next((batch_length(value) for value in values if isinstance(value, (Tensor, Mapping, list, tuple))), 1)
+    return next((length for value in values if (length := _first_dimension(value)) is not None), None)

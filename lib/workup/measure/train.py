@@ -137,6 +137,8 @@ def check_loss(workload: Workload, losses: Any, examples: int) -> None:
             f"{where} has shape {shape}; per-example losses of shape [{examples}], or a scalar mean, are needed. "
             "Average over the other dimensions, or use reduction='none'."
         )
+    if losses.is_complex():
+        raise WorkloadError(f"{where} is complex ({losses.dtype}). Return its real part or its modulus.")
     if not losses.requires_grad:
         raise WorkloadError(f"{where} has no gradient: is it detached, or computed under no_grad?")
 
