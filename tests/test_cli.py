@@ -127,6 +127,7 @@ MISTAKES = {
     "--device gpu": r"device 'gpu' is unknown\. Use auto, cpu",
     "--device cuda:99": r"device 'cuda:99': this machine",
     "-p rl 1": r"-p rl: not a parameter of 02_batch_size, 04_learning_rate, 11_final_run\. Known: lr\.",
+    "-p lr -1": r"lr=-1\.0 must be positive and finite",
     "-p lr fast": r"parameter lr='fast' must be a number",
     "-p seed 1": r"-p seed: give --seed instead",
     "--notebooks 99": r"--notebooks 99: no notebook '99'.*Known: 02_batch_size, 04_learning_rate",
@@ -167,6 +168,12 @@ def test_an_option_that_does_not_exist_gets_clicks_message_and_code_2(capsys):
     code, _, err = workup(capsys, "run", "mine.py:workload", "--buget", "smoke")
     assert code == 2
     assert "No such option '--buget'" in err
+
+
+def test_a_seed_that_no_generator_takes_is_a_mistake(capsys):
+    code, _, err = workup(capsys, "check", "digits-mlp", "--seed", "99999999999999999999")
+    assert code == 2
+    assert "Invalid value for '--seed'" in err
 
 
 def test_an_error_nobody_expected_is_short_and_says_how_to_see_more(capsys, monkeypatch):

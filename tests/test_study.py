@@ -122,3 +122,12 @@ def test_the_prescription_is_written_as_json_with_lines_to_paste(tmp_path, workl
     assert body["peak_lr"] == 0.25
     assert "0.25" in body["lines"]["pytorch"]
     assert Study.read(study.folder).prescription() == body
+
+
+def test_a_name_too_long_and_a_damaged_prescription_are_told(tmp_path):
+    with pytest.raises(StudyError, match="no folder can be named so"):
+        Study.open(tmp_path / ("x" * 400), workload="w", fingerprint={})
+    study = Study.open(tmp_path / "s", workload="w", fingerprint={})
+    study.write("prescription.json", '{"lines": ')
+    with pytest.raises(StudyError, match=r"prescription\.json is damaged"):
+        study.prescription()

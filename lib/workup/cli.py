@@ -49,7 +49,9 @@ def commands() -> None:
 @click.option("--budget", default="standard", show_default=True, help="smoke, standard or thorough.")
 @click.option("--notebooks", "wanted", default="02,04-07,11", show_default=True, help="Numbers, ranges or names.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda:0 or mps.")
-@click.option("--seed", default=0, show_default=True, help="Fixes initial weights and batches.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Fixes initial weights and batches."
+)
 @click.option("--executor", help="serial, processes, ensemble or auto.  [default: serial]")
 @click.option("--kernel", help="Jupyter kernel to run in.  [default: this Python]")
 @click.option("-p", "pairs", nargs=2, multiple=True, metavar="NAME VALUE", help="A notebook's own parameter.")
@@ -104,7 +106,9 @@ def _run(plan: dict[str, dict[str, Any]], study: "Study", kernel: str | None) ->
 @commands.command("check")
 @click.argument("reference", metavar="REF")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda:0 or mps.")
-@click.option("--seed", default=0, show_default=True, help="Fixes initial weights and batches.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Fixes initial weights and batches."
+)
 def check_command(reference: str, device: str, seed: int) -> None:
     """Check in seconds that a workload can be trained at all; exit code 1 where it cannot."""
     from workup.experiments.workload_check import verdict

@@ -33,7 +33,7 @@ class Parameter:
         """``value`` as this parameter's type; numbers given as strings are understood.
 
         Raises:
-            ParameterError: it cannot be read as that type.
+            ParameterError: it cannot be read as that type, or is a knob's number and not above zero.
         """
         if value is None and self.optional:
             return None
@@ -45,6 +45,8 @@ class Parameter:
             number = float(value) if not isinstance(value, bool) else None
             if number is None or number != number or (self.type is int and number != int(number)):
                 raise ValueError
+            if self.optional and not 0 < number < float("inf"):  # a knob
+                raise ParameterError(f"{where}: {self.name}={number!r} must be positive and finite.")
             return self.type(number)
         except (TypeError, ValueError, KeyError, OverflowError):
             kind = {"int": "a whole number", "float": "a number", "bool": "True or False"}[self.type.__name__]

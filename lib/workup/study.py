@@ -182,7 +182,12 @@ class Study:
     def prescription(self) -> dict[str, Any] | None:
         """What ``prescription.json`` says, or None before there is one."""
         path = self.folder / "prescription.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        try:
+            return dict(json.loads(path.read_text())) if path.exists() else None
+        except (ValueError, TypeError) as error:
+            raise StudyError(
+                f"study '{self.folder}': {path} is damaged ({error}). Remove it; the next notebook writes it again."
+            ) from error
 
     def write(self, name: str, text: str) -> Path:
         """Write ``report.html`` or another text file of the study, whole."""
@@ -201,7 +206,12 @@ class Study:
 def _absolute(folder: str | Path) -> Path:
     from workup.workload import project_root
 
-    return (project_root() / Path(folder).expanduser()).resolve()
+    path = (project_root() / Path(folder).expanduser()).resolve()
+    try:
+        path.is_file()
+    except OSError as error:
+        raise StudyError(f"study '{str(folder)[:80]}': no folder can be named so ({error.strerror}).") from None
+    return path
 
 
 def write_whole(path: Path, data: bytes) -> None:

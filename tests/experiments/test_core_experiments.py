@@ -116,6 +116,18 @@ def test_a_workload_stable_at_ten_times_lr_star_is_told_it_needs_nothing(session
     assert (test.value, unstable.value, fix.value) == ("stable", None, "none")
 
 
+def test_a_run_too_short_to_judge_is_called_neither_stable_nor_unstable(session):
+    session = dataclasses.replace(session, notebook="05_instability", knobs={"lr": 0.01, "steps": 2})
+    traces = session.run(instability.plan(session))
+    remedies = instability.plan_fixes(session, traces)
+    assert list(remedies) == ["nothing"]
+    fixed = instability.fix_table(remedies, session.run(list(remedies.values())))
+    test, unstable, fix = instability.conclude(session, traces, fixed)
+    assert (test.value, unstable.value, fix.value) == ("cannot_tell", None, None)
+    assert "cannot be told" in unstable.summary
+    assert "cannot be told" in fix.summary
+
+
 def test_warmup_plans_orders_of_magnitude_to_a_tenth_of_the_run_and_finds_that_none_is_enough(session):
     session = dataclasses.replace(session, notebook="06_warmup", knobs={"unstable_lr": 0.25, "lr": 0.1})
     trials = warmup.plan(session)

@@ -19,6 +19,8 @@ BUDGET = {
 }
 #: lr* itself for comparison, the test rate, and the double-check (playbook: C5, C7).
 MULTIPLES = (1, 2, 5, 10)
+#: Verdicts that name no instability.
+NOT_SHAKY = ("stable", "cannot_tell")
 
 
 def plan(session: Session) -> list[Trial]:
@@ -66,7 +68,7 @@ def table(traces: list[Trace]) -> pd.DataFrame:
 
 def plan_fixes(session: Session, traces: list[Trace]) -> Mapping[str, Trial]:
     """The playbook's remedies as paired trials at the lowest multiple that is not stable; none where all are."""
-    shaky = [trace for trace in traces[1:] if verdict(trace).value != "stable"]
+    shaky = [trace for trace in traces[1:] if verdict(trace).value not in NOT_SHAKY]
     if not shaky:
         return {"nothing": traces[1].trial}
     base, calm = shaky[0].trial, traces[0]
@@ -102,12 +104,22 @@ def conclude(session: Session, traces: list[Trace], fixed: pd.DataFrame) -> tupl
         summary=f"At 2 x {traces[0].trial.lr:.3g}: {test.summary}",
         evidence={**test.evidence, "lr": traces[1].trial.lr, "multiples": checks, "evaluated_every_50": seen_rarely},
     )
-    shaky = rows[(rows.stability != "stable") & (rows.times_best > 1.5)]
+    shaky = rows[~rows.stability.isin(NOT_SHAKY) & (rows.times_best > 1.5)]
     return session.conclude(test, _unstable(rows, shaky), fixes.judge(fixed))
 
 
 def _unstable(rows: pd.DataFrame, shaky: pd.DataFrame) -> Finding:
     calm = float(rows.lr[rows.stability == "stable"].max()) if (rows.stability == "stable").any() else None
+    untold = rows[rows.stability == "cannot_tell"]
+    if shaky.empty and len(untold):
+        return Finding(
+            name="unstable_lr",
+            value=None,
+            rule="playbook: C7, D1",
+            summary=f"Whether training is stable at {untold.lr.min():.3g} cannot be told: too few steps.",
+            confidence="low",
+            settle="Train longer.",
+        )
     if shaky.empty:
         return Finding(
             name="unstable_lr",

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from workup import notebooks
-from workup.errors import ParameterError, WorkloadError
+from workup.errors import WorkloadError
 from workup.finding import Finding
 from workup.measure import devices, executors
 from workup.progress import progress
@@ -46,15 +46,9 @@ class Session:
     sources: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def settle(self, knob: str, *, fallback: Any, finding: str | None = None) -> Any:
-        """The value of a knob: as given, else the study's finding, else ``fallback`` from the workload.
-
-        Raises:
-            ParameterError: a given number is not above zero.
-        """
+        """The value of a knob: as given, else the study's finding, else ``fallback`` from the workload."""
         given = self.knobs.get(knob)
         found = self.study.findings().get(finding) if finding else None
-        if isinstance(given, (int, float)) and not isinstance(given, bool) and not 0 < given < float("inf"):
-            raise ParameterError(f"{self.notebook}: {knob}={given!r} must be positive and finite.")
         if given is not None:
             value, source = given, "given"
         elif found is not None and found.told:

@@ -64,6 +64,16 @@ def judge(trials: pd.DataFrame) -> Finding:
             confidence="high",
             evidence=evidence,
         )
+    if rows.stability["nothing"] == "cannot_tell":
+        return Finding(
+            name="recommended_fix",
+            value=None,
+            rule=RULE,
+            summary="Whether training is stable as it is cannot be told, so no fix can be judged.",
+            confidence="low",
+            evidence=evidence,
+            settle="Train longer.",
+        )
     tried = [fix for fix in ORDER if fix in rows.index]
     works = [fix for fix in tried if rows.stability[fix] == "stable"]
     if not works:
