@@ -66,8 +66,8 @@ def judge(
         pays(final, baseline, start) if baseline is not None and np.isfinite(start) else final <= (baseline or final)
     )
     if baseline is not None and not worth:
-        than = f"a loss of {final:.3g}, no better than {baseline:.3g} without"
-        text = f"{steps} steps of warmup open lr {peak:.3g}, to {than}."
+        than = f"{final:.3g}, which is not worth it: {baseline:.3g} without"
+        text = f"{steps} steps of warmup open lr {peak:.3g}, to a loss of {than}."
         return _finding(0, text, **facts, needed=False, opens_with=steps, peak_lr=None)
     caveats = []
     if max_train_steps and steps > 0.05 * max_train_steps:

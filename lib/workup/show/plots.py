@@ -165,7 +165,8 @@ def throughput(table: pd.DataFrame, *, saturation: Finding | None = None, ax: Ax
         for x, y, seconds in zip(size, speed, fine["step_seconds"], strict=True):
             style.note(ax, x * 1.06, y / 1.03, style.duration(seconds), style.BLUE, va="top")
     style.crosses(ax, table.loc[~fits, "batch_size"])
-    _shade(ax, saturation, "saturates")
+    if saturation is not None and saturation.told:
+        _shade(ax, saturation, "saturates")
     title = _title(saturation, "Throughput and time per step by batch size")
     return style.dress(ax, title, "batch size (examples)", "throughput (examples per second)")
 
