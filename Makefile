@@ -20,7 +20,7 @@ test: lint unit notebooks
 lint: $(VENV)/.developing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/nbstripout --verify notebooks/*.ipynb
+	$(BIN)/nbstripout --verify --keep-id notebooks/*.ipynb
 	$(BIN)/mypy
 
 unit: $(VENV)/.developing
