@@ -23,8 +23,9 @@ lint: $(VENV)/.developing
 	$(BIN)/nbstripout --verify --keep-id notebooks/*.ipynb
 	$(BIN)/mypy
 
+# One thread a process: two processes with two threads each, on two cores, wait for one another many times over.
 unit: $(VENV)/.developing
-	$(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations=12
 
 # nbmake runs each notebook as a reader would, with the environment in place of parameters.
 notebooks: $(VENV)/.developing
