@@ -310,6 +310,12 @@ def test_parameters_that_the_optimizer_was_not_given_are_named(make_workload):
 # -- repeatability, learning by heart ---------------------------------------------------------
 
 
+def test_an_optimizer_that_does_not_heed_the_rate_fails(make_workload):
+    found = results(make_workload(optimizer=lambda params, lr: torch.optim.SGD(params, lr=0.01)))["gradients"]
+    assert found.result == "fail"
+    assert "whatever its lr" in found.detail
+
+
 def test_a_source_of_randomness_outside_the_seeds_fails(make_workload):
     values = iter(range(10**6))
     found = results(make_workload(loss=lambda m, b: cross_entropy(m, b) * (1 + next(values) % 7)))

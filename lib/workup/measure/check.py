@@ -186,6 +186,9 @@ def _tensors(value: Any) -> list[Tensor]:
 def _gradients(workload: Workload, model: nn.Module) -> Answer:
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     groups = workload.optimizer(model.parameters(), workload.lr).param_groups
+    doubled = workload.optimizer(model.parameters(), 2 * workload.lr).param_groups
+    if all(float(one["lr"]) == float(two["lr"]) for one, two in zip(groups, doubled, strict=True)):
+        return "fail", "optimizer(params, lr) makes the same rates whatever its lr, so none can be compared"
     held = {id(p) for group in groups for p in group["params"]}
     reached = {name: p.grad for name, p in trained.items() if p.grad is not None}
     faults = {
