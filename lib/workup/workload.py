@@ -150,7 +150,7 @@ def load(reference: str) -> Workload:
     Args:
         reference: ``"name"`` (built in), ``"path/to/file.py:attr"`` or ``"package.module:attr"``;
             attr is a Workload or a function returning one. A relative path starts from
-            :func:`project_root`.
+            :func:`project_root`. The file runs under torch's seed 0; the caller's random state stays.
 
     Raises:
         WorkloadError: no such file, module or attribute, an error in the user's own file
@@ -160,6 +160,13 @@ def load(reference: str) -> Workload:
         >>> load("digits-mlp").batch_size
         64
     """
+    # Weights or data that a file draws without a seed are then the same in every process that loads it.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return _load(reference)
+
+
+def _load(reference: str) -> Workload:
     from workup.workloads import BUILT_IN
 
     place, colon, attribute = reference.rpartition(":")

@@ -205,9 +205,12 @@ def test_a_small_critical_size_ends_the_growth_before_saturation_does():
     assert judge.choose(speeds, SATURATED, large, present=64, steps=1000)[0][0] == 512
 
 
-def test_a_size_that_is_no_power_of_two_is_measured_but_not_recommended():
+def test_a_size_that_is_no_power_of_two_competes_only_where_it_is_todays():
     speeds = judge.speeds(stretches(kernel(60), sizes=[64, 100, 128]))
-    assert [size for size, _ in judge.choose(speeds, SATURATED, UNTOLD, present=100, steps=10)] == [128, 64]
+    assert [size for size, _ in judge.choose(speeds, SATURATED, UNTOLD, present=64, steps=10)] == [128, 64]
+    assert [size for size, _ in judge.choose(speeds, SATURATED, UNTOLD, present=100, steps=10)] == [128, 100, 64]
+    most = judge.speeds(stretches(kernel(60), sizes=[64, 128, 240]))
+    assert judge.choose(most, SATURATED, UNTOLD, present=240, steps=10)[0][0] == 240
 
 
 def noise_rows(trace, length, *, small=32, large=512, population=0, draws=50, spread=0.0, steps=(0, 100), seed=0):

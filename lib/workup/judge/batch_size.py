@@ -300,7 +300,8 @@ def choose(
     """
     roof = saturated.value or (saturated.interval or (math.inf,))[0]
     ran = table.dropna(subset="examples_per_second")
-    sizes = [int(size) for size in ran["batch_size"] if size <= roof and int(size).bit_count() == 1]
+    # Powers of two, and the size in use today: it may beat those below it.
+    sizes = [int(n) for n in ran["batch_size"] if n <= roof and (int(n).bit_count() == 1 or n == present)]
     ran = ran[ran["batch_size"].isin(sizes)]
     why = "the smallest size at full throughput" if saturated.told else "throughput still grows up to there"
     if found.told and sizes:
