@@ -17,8 +17,8 @@ from workup import Trial, load
 from workup.measure import data
 from workup.measure.train import train
 
-ROUNDS = 9
-STEPS = {"digits-mlp": 1500, "digits-resnet": 250, "text-transformer": 100}
+ROUNDS = 25
+STEPS = {"digits-mlp": 1000, "digits-resnet": 100, "text-transformer": 50}
 MARK = {"digits-resnet": 1.05, "text-transformer": 1.02}
 
 
