@@ -301,7 +301,7 @@ class Recorder:
         table = pd.DataFrame({name: columns[name] for name in [*COLUMNS, *extra]})
         return Trace(
             trial=self.trial,
-            steps=table.astype(COLUMNS),
+            steps=table,
             status=status,
             reason=reason,
             peak_bytes=torch.cuda.max_memory_allocated(self.device) if self.cuda else None,
