@@ -52,7 +52,7 @@ def settings(session: Session, prescription: Prescription) -> pd.DataFrame:
         {"setting": key, "present": value, "prescribed": getattr(prescription, key), "from": prescription.sources[key]}
         for key, value in present.items()
     ]
-    return pd.DataFrame(rows).astype(object).set_index("setting")
+    return pd.DataFrame(rows, dtype=object).set_index("setting")
 
 
 def schedules(session: Session, trials: Mapping[str, list[Trial]]) -> dict[str, np.ndarray]:
