@@ -205,6 +205,12 @@ def test_a_small_critical_size_ends_the_growth_before_saturation_does():
     assert judge.choose(speeds, SATURATED, large, present=64, steps=1000)[0][0] == 512
 
 
+def test_a_rough_critical_size_never_shrinks_the_size_in_use():
+    speeds = judge.speeds(stretches(kernel(60)))
+    rough = dataclasses.replace(TOLD, value=2, confidence="low")
+    assert judge.choose(speeds, SATURATED, rough, present=64, steps=1000)[0][0] == 64
+
+
 def test_a_size_that_is_no_power_of_two_competes_only_where_it_is_todays():
     speeds = judge.speeds(stretches(kernel(60), sizes=[64, 100, 128]))
     assert [size for size, _ in judge.choose(speeds, SATURATED, UNTOLD, present=64, steps=10)] == [128, 64]

@@ -307,6 +307,8 @@ def choose(
     if found.told and sizes:
         seconds = costs(ran, found.value, present=present, steps=steps)["seconds"].to_numpy()
         best = int((seconds <= (1 + SLACK) * seconds.min()).argmax())
+        if found.confidence == "low":  # too rough an estimate to shrink the size in use
+            best = max(best, sum(size <= present for size in sizes) - 1)
         if best < len(sizes) - 1:
             why = f"larger ones hardly shorten training, with a critical size of {found.value}"
         sizes = sizes[: best + 1]
