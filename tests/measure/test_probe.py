@@ -124,14 +124,14 @@ def test_an_ambiguous_fault_is_memory_once_a_smaller_size_runs_and_an_error_if_n
 
 
 def test_a_real_limit_on_real_allocations_in_a_child_process():
-    """Each example holds 1 MiB, each size is thus the MiB it needs: found within 5%, less a few MiB of slack."""
+    """Each example holds 1 MiB, each size is thus the MiB it needs, less what two children's own memory differs by."""
     with Prober(f"{FILE}:plain", limit=Limit(2**40, "test")) as prober:
         held = prober.attempt(8).peak_bytes
     limit = Limit(held + 400 * MIB, "test")
     with Prober(f"{FILE}:hungry", limit=limit) as prober:
         tried = list(search(prober.attempt, first=16, most=4096, limit_bytes=limit.bytes))
     assert len(tried) <= 6
-    assert 0.85 * 400 <= found(tried) <= 400
+    assert 0.85 * 400 <= found(tried) <= 1.05 * 400
     least_bad = min(one.batch_size for one in tried if not one.fits)
     assert least_bad <= 1.06 * found(tried)
     assert all(one.peak_bytes <= limit.bytes for one in tried if one.fits)
