@@ -94,6 +94,9 @@ def test_a_full_disk_loses_no_trace(tmp_path, workload, monkeypatch):
         kept = study.save_trace("t1", trace)
     assert kept.read_bytes() == trace.to_bytes()
     assert rescue in kept.parents
+    assert study.load_trace("t1").to_bytes() == trace.to_bytes()
+    with pytest.raises(StudyError, match=r"report\.html \(No space left.*\)\. Traces are kept in .*elsewhere"):
+        study.write("report.html", "<p>")
 
 
 WRITER = """

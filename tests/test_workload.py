@@ -1,6 +1,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -107,6 +108,15 @@ def test_a_wrong_setting_is_named_before_anything_runs(make_workload, change, me
     with pytest.raises(WorkloadError) as caught:
         make_workload(**change)
     assert message in str(caught.value)
+
+
+def test_numbers_of_numpy_are_numbers(make_workload):
+    made = make_workload(
+        batch_size=np.int64(8), lr=np.float32(0.5), max_train_steps=np.int32(20), initial_loss=np.float64(1)
+    )
+    settings = (made.batch_size, made.lr, made.max_train_steps, made.initial_loss)
+    assert [type(value) for value in settings] == [int, float, int, float]
+    assert settings == (8, 0.5, 20, 1.0)
 
 
 def test_an_example_is_known_by_its_content():

@@ -71,7 +71,7 @@ def run_command(reference: str, study: str | None, wanted: str, kernel: str | No
     folder = study or "runs/" + "".join(c if c.isalnum() or c in "-_." else "-" for c in workload.name)
     own = {name: workbook.value(text) for name, text in pairs}
     plan = workbook.assign(chosen, {"workload": reference, "study": folder, **rest}, own)
-    for made in check(workload, device=device, seed=rest["seed"], until="first loss"):
+    for made in check(workload, device=device, seed=rest["seed"], until="gradients"):
         if made.result == "fail":
             raise WorkloadError(f"workload '{reference}', {made.name}: {made.detail.rstrip('.')}.")
     opened = Study.open(folder, workload=workload.name, fingerprint=fingerprint(workload))

@@ -112,10 +112,17 @@ class Study:
     def _trace_path(self, trial_id: str) -> Path:
         return self.folder / "traces" / f"{trial_id}.parquet"
 
+    def _rescue_path(self, trial_id: str) -> Path:
+        return Path(tempfile.gettempdir()) / "workup-rescue" / self.folder.name / f"{trial_id}.parquet"
+
     def load_trace(self, trial_id: str) -> Trace | None:
-        """The trace of a trial, or None where it was never run or its file is damaged."""
+        """The trace of a trial, or None where it was never run or its file is damaged.
+
+        One that a full disk kept out of the study is taken from where it was kept.
+        """
+        path, rescue = self._trace_path(trial_id), self._rescue_path(trial_id)
         try:
-            return Trace.from_bytes(self._trace_path(trial_id).read_bytes())
+            return Trace.from_bytes((path if path.exists() else rescue).read_bytes())
         except FileNotFoundError:
             return None
         except Exception as error:
@@ -128,7 +135,7 @@ class Study:
         try:
             write_whole(path, data)
         except OSError as error:
-            rescue = Path(tempfile.gettempdir()) / "workup-rescue" / self.folder.name / path.name
+            rescue = self._rescue_path(trial_id)
             with contextlib.suppress(OSError):
                 rescue.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(rescue, data)
@@ -199,7 +206,9 @@ class Study:
             path.parent.mkdir(exist_ok=True)
             write_whole(path, text.encode())
         except OSError as error:
-            raise StudyError(f"could not write {path} ({error.strerror or error}).") from error
+            kept = self._rescue_path("").parent
+            more = f" Traces are kept in {kept}; the same command goes on from there." if kept.is_dir() else ""
+            raise StudyError(f"could not write {path} ({error.strerror or error}).{more}") from error
         return path
 
 

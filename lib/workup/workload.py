@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import math
+import numbers
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -79,8 +80,17 @@ class Workload:
                 value = repr(getattr(self, name))
                 raise WorkloadError(f"Workload({name}={value[:80]}): {name} must be {what}.")
 
-        def whole(value: Any) -> bool:
-            return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        def whole(name: str) -> None:
+            value = getattr(self, name)
+            fine = isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 1
+            need(fine, name, "a whole number of at least 1")
+            object.__setattr__(self, name, int(value))
+
+        def real(name: str, what: str, least: float) -> None:
+            value = getattr(self, name)
+            number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            need(number and math.isfinite(value) and value > least, name, what)
+            object.__setattr__(self, name, float(value))
 
         need(isinstance(self.name, str) and bool(self.name.strip()), "name", "a word or two")
         for name in ("model", "loss", "optimizer"):
@@ -93,14 +103,12 @@ class Workload:
             usable = hasattr(data, "__getitem__") or hasattr(data, "__iter__")
             need(usable and not isinstance(data, (DataLoader, Mapping, str)), name, "a torch Dataset")
             need(size(data) != 0, name, "a data set with at least one example; this one is empty")
-        need(whole(self.batch_size), "batch_size", "a whole number of at least 1")
-        need(whole(self.max_train_steps), "max_train_steps", "a whole number of at least 1")
-        number = isinstance(self.lr, (int, float)) and not isinstance(self.lr, bool)
-        need(number and math.isfinite(self.lr) and self.lr > 0, "lr", "a positive, finite number")
+        whole("batch_size")
+        whole("max_train_steps")
+        real("lr", "a positive, finite number", 0)
         need(self.precision in PRECISIONS, "precision", f"one of {', '.join(PRECISIONS)}")
-        level = self.initial_loss
-        finite = isinstance(level, (int, float)) and math.isfinite(level)
-        need(level is None or finite, "initial_loss", "a finite number, or None")
+        if self.initial_loss is not None:
+            real("initial_loss", "a finite number, or None", -math.inf)
         measures = isinstance(self.metrics, Mapping) and all(
             isinstance(key, str) and key != "loss" and callable(measure) for key, measure in self.metrics.items()
         )
@@ -264,7 +272,7 @@ def fingerprint(workload: Workload) -> dict[str, str]:
     functions: list[Any] = [workload.loss, workload.optimizer, workload.schedule, *workload.metrics.values()]
     if not isinstance(workload.model, nn.Module):
         functions.append(workload.model)
-    settings = (workload.name, workload.batch_size, float(workload.lr), workload.max_train_steps)
+    settings = (workload.name, workload.batch_size, workload.lr, workload.max_train_steps)
     return {
         "settings": _hash(settings, workload.precision, workload.compile, sorted(workload.metrics)),
         "model": _hash(repr(module), weights),

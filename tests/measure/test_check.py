@@ -18,10 +18,10 @@ NAMES = [
     "builds",
     "one batch passes",
     "first loss",
+    "evaluation passes",
     "gradients",
     "same seed, same loss",
     "learns one batch by heart",
-    "evaluation passes",
     "evaluation data apart",
 ]
 
@@ -391,7 +391,14 @@ def test_overlapping_subsets_and_the_same_object_are_found(make_workload, worklo
 
 def test_without_evaluation_data_only_a_warning_is_given(make_workload):
     found = results(make_workload(eval_data=None))
-    assert [found[name].result for name in NAMES[-2:]] == ["warn", "warn"]
+    assert [found[name].result for name in ("evaluation passes", "evaluation data apart")] == ["warn", "warn"]
+
+
+def test_an_optimizer_that_takes_a_closure_is_told(make_workload):
+    found = results(make_workload(optimizer=lambda params, lr: torch.optim.LBFGS(params, lr=lr)))["gradients"]
+    assert found.result == "fail"
+    assert "closure" in found.detail
+    assert "cannot be used here" in found.detail
 
 
 def test_a_metric_that_fails_is_told(make_workload):

@@ -247,12 +247,12 @@ def test_the_warmup_grid_writes_medians_crosses_any_failure_and_stars_the_choice
     finding = Finding(name="warmup_steps", value=50, rule="D4", summary="50 steps.", evidence={"peak_lr": 1.0})
     ax = plots.warmup_grid(table, finding=finding)
     assert {(text.get_position(), text.get_text()) for text in ax.texts if text.get_text()} == {
-        ((0, 0), "0.6"),
-        ((1, 0), "0.55"),
-        ((2, 1), "0.3"),
+        ((0.5, 0.5), "0.6"),
+        ((1.5, 0.5), "0.55"),
+        ((2.5, 1.5), "0.3"),
     }
-    assert sorted((line.get_xdata()[0], line.get_ydata()[0]) for line in points(ax, "X")) == [(0, 1), (1, 1)]
-    assert points(ax, "*")[0].get_xdata()[0] == 2
+    assert sorted((line.get_xdata()[0], line.get_ydata()[0]) for line in points(ax, "X")) == [(0.5, 1.5), (1.5, 1.5)]
+    assert points(ax, "*")[0].get_xdata()[0] == 2.5
     assert [label.get_text() for label in ax.get_xticklabels()] == ["0", "10", "50"]
     assert ax.get_ylabel() == "peak learning rate"
 

@@ -74,10 +74,10 @@ def check(workload: Workload, *, device: str = "cpu", seed: int = 0, until: str 
         ("builds", "playbook: A3", lambda: _builds(workload)),
         ("one batch passes", "playbook: A3", passes),
         ("first loss", "ln C: the loss of knowing nothing", lambda: _first_loss(workload, found[0])),
+        ("evaluation passes", "playbook: F3", lambda: _evaluates(workload, found[0].model, device)),
         ("gradients", "playbook: C4", lambda: _gradients(workload, found[0].model)),
         ("same seed, same loss", "playbook: F5", lambda: _repeats(workload, found[0], device, seed)),
         ("learns one batch by heart", "playbook: A3", lambda: _memorises(workload, device, seed)),
-        ("evaluation passes", "playbook: F3", lambda: _evaluates(workload, found[0].model, device)),
         ("evaluation data apart", "playbook: F3", lambda: _overlap(workload)),
     ]
     results: list[Check] = []
@@ -185,7 +185,8 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def _gradients(workload: Workload, model: nn.Module) -> Answer:
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    groups = workload.optimizer(model.parameters(), workload.lr).param_groups
+    optimizer = workload.optimizer(model.parameters(), workload.lr)
+    groups = optimizer.param_groups
     doubled = workload.optimizer(model.parameters(), 2 * workload.lr).param_groups
     if all(float(one["lr"]) == float(two["lr"]) for one, two in zip(groups, doubled, strict=True)):
         return "fail", "optimizer(params, lr) makes the same rates whatever its lr, so none can be compared"
@@ -200,6 +201,10 @@ def _gradients(workload: Workload, model: nn.Module) -> Answer:
     said = [f"{what} {', '.join(names[:8])}{' …' * (len(names) > 8)}" for what, names in faults.items() if names]
     if not reached or faults["not finite in"]:
         return "fail", "; ".join(said) or "no parameter requires a gradient"
+    try:
+        optimizer.step()
+    except TypeError as error:
+        return "fail", f"{error}. An optimizer that wants the loss again within a step, as LBFGS, cannot be used here"
     return ("warn", "; ".join(said)) if said else ("pass", f"reach all {len(trained)} trained parameter tensors")
 
 

@@ -29,7 +29,7 @@ def resolve(device: str) -> str:
         return f"cuda:{index}"
     if parsed.type == "mps" and not torch.backends.mps.is_available():
         raise DeviceError(f"device {device!r}: torch sees no Apple GPU here. Use auto or cpu.")
-    if parsed.type not in ("cpu", "mps"):
+    if parsed.type not in ("cpu", "mps") or parsed.index:
         raise DeviceError(f"device {device!r} is not one Workup measures on. Use auto, cpu, cuda:0 or mps.")
     return parsed.type
 

@@ -105,6 +105,8 @@ def grad_norms(trace: Trace, threshold: Finding | None = None, *, ax: Axes | Non
         ax.plot(step[which], norm[which], ".", color=colour, alpha=alpha, markersize=4)
     ax.plot(step[fine], _smooth(norm[fine]), "-", color=style.BLUE, linewidth=1.6)
     style.crosses(ax, step[~np.isfinite(norm)])
+    if not fine.any():
+        style.note(ax, 0.5, 0.5, f"none of {len(norm)} norms is positive and finite", at="axes", ha="center")
     if line:
         ax.axhline(line, color=style.VERMILLION, linewidth=1.2, linestyle="--")
         style.label_ends(ax, [(line, _clips(norm, line).replace(": ", "\n"), style.VERMILLION)])
@@ -189,22 +191,32 @@ def warmup_grid(trials: pd.DataFrame, *, finding: Finding | None = None, ax: Axe
         trials: columns warmup_steps, lr, final, status; over seeds the median, a cross where any failed.
         finding: ``warmup_steps``, its evidence with peak_lr.
     """
+    import seaborn  # slow to import, and needed here alone
+
     ax = style.axes(ax)
     cells = trials.assign(final=trials["final"].where(_finished(trials))).groupby(["lr", "warmup_steps"])["final"]
     grid = cells.agg(lambda finals: finals.median(skipna=False)).unstack()
     values, tried = grid.to_numpy(float), cells.size().unstack().notna().to_numpy()
-    shown = np.log(values) if (values[np.isfinite(values)] > 0).all() else values
-    image = ax.imshow(np.ma.masked_invalid(shown), cmap="cividis", origin="lower", aspect="auto", alpha=0.9)
-    for (row, column), value in np.ndenumerate(values):
-        if np.isfinite(value):
-            ink = "white" if np.asarray(image.norm(shown[row, column])) < 0.55 else "black"
-            ax.text(column, row, style.number(value), ha="center", va="center", fontsize=style.TEXT, color=ink)
-        elif tried[row, column]:
-            ax.plot(column, row, "X", color=style.VERMILLION, markersize=10, markeredgecolor="white")
+    fine = np.isfinite(values)
+    seaborn.heatmap(
+        np.log(values, where=fine, out=values.copy()) if (values[fine] > 0).all() else values,
+        mask=~fine,
+        annot=grid.astype(float).map(style.number),
+        fmt="",
+        annot_kws={"fontsize": style.TEXT},
+        cmap="cividis",
+        cbar=False,
+        xticklabels=[f"{int(steps):,}" for steps in grid.columns],
+        yticklabels=[style.number(lr) for lr in grid.index],
+        ax=ax,
+    )
+    ax.invert_yaxis()
+    ax.tick_params(axis="y", labelrotation=0)
+    for row, column in np.argwhere(tried & ~fine):
+        ax.plot(column + 0.5, row + 0.5, "X", color=style.VERMILLION, markersize=10, markeredgecolor="white")
     if finding and finding.value in grid.columns and (peak := _value(finding.evidence.get("peak_lr"))):
-        style.star(ax, list(grid.columns).index(finding.value), int(np.abs(np.log(grid.index / peak)).argmin()) + 0.28)
-    ax.set_xticks(range(len(grid.columns)), [f"{int(steps):,}" for steps in grid.columns])
-    ax.set_yticks(range(len(grid.index)), [style.number(lr) for lr in grid.index])
+        row = int(np.abs(np.log(grid.index / peak)).argmin())
+        style.star(ax, list(grid.columns).index(finding.value) + 0.5, row + 0.78)
     title = _title(finding, "Final loss by warmup length and peak rate")
     style.dress(ax, title, "warmup (steps); in each cell the final training loss", "peak learning rate").grid(False)
     return ax
