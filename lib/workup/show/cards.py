@@ -14,6 +14,7 @@ COLOURS = {"high": ("#00704F", "#FFF"), "medium": ("#E69F00", "#000"), "low": ("
 UNTOLD = ("#5A5A5A", "#FFF")
 NAMES = {
     "best_lr": "Best learning rate",
+    "lr_schedule": "Learning-rate schedule",
     "lr_at_edge": "Best rate at the edge of instability",
     "unstable_lr": "Unstable from learning rate",
     "clip_norm": "Clipping threshold",
