@@ -337,7 +337,7 @@ def test_workloads_lists_every_built_in_with_a_line(capsys):
 
     code, out, _ = workup(capsys, "workloads")
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()[1:]] == list(BUILT_IN)
+    assert [line.split()[0] for line in out.splitlines()[2:]] == list(BUILT_IN)
     assert all(len(line.split()) > 3 for line in out.splitlines()[1:])
 
 
@@ -346,7 +346,7 @@ def test_kernels_are_installed_listed_and_removed(capsys, monkeypatch):
     assert workup(capsys, "kernels", "list")[1] == "None. `workup kernels install` installs them.\n"
     _, out, _ = workup(capsys, "kernels", "install")
     assert out == "Installed: workup-cpu.\nNo GPU is visible here, so there is only the CPU's kernel.\n"
-    assert workup(capsys, "kernels", "list")[1].splitlines()[1].split() == ["workup-cpu", "none", sys.executable]
+    assert workup(capsys, "kernels", "list")[1].splitlines()[2].split() == ["workup-cpu", "none", sys.executable]
     assert workup(capsys, "kernels", "remove")[1] == "Removed: workup-cpu.\n"
     assert workup(capsys, "kernels", "remove")[1] == "Removed: none was installed.\n"
 

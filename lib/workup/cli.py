@@ -114,12 +114,13 @@ def check_command(reference: str, device: str, seed: int) -> None:
     from workup.experiments.workload_check import verdict
     from workup.measure import devices
     from workup.measure.check import check
+    from workup.show.cards import columns
     from workup.workload import load
 
     checks = check(load(reference), device=devices.resolve(device), seed=seed)
     found = verdict(checks)
-    _table(("check", "result", "what was seen"), [(c.name, c.result, c.detail) for c in checks])
-    click.echo(f"\n{found.summary}")
+    rows = [("check", "result", "what was seen"), *((made.name, made.result, made.detail) for made in checks)]
+    click.echo(f"{columns(rows)}\n\n{found.summary}")
     sys.exit(found.value == "fail")
 
 
@@ -244,9 +245,11 @@ def new_command(file: Path) -> None:
 @commands.command("workloads")
 def workloads_command() -> None:
     """List the built-in workloads."""
+    from workup.show.cards import columns
     from workup.workloads import BUILT_IN
 
-    _table(("name", "what it is"), [(n, (f.__doc__ or "").partition("\n")[0]) for n, f in BUILT_IN.items()])
+    rows = [(name, (made.__doc__ or "").partition("\n")[0]) for name, made in BUILT_IN.items()]
+    click.echo(columns([("name", "what it is"), *rows]))
 
 
 @commands.group("kernels")
@@ -269,13 +272,15 @@ def install_command() -> None:
 def list_command() -> None:
     """List the Workup kernels of this user."""
     from workup import kernels
+    from workup.show.cards import columns
 
     found = kernels.installed()
     if not found:
         click.echo("None. `workup kernels install` installs them.")
         return
     pins = {name: spec.env.get("CUDA_VISIBLE_DEVICES", "") for name, spec in found.items()}
-    _table(("kernel", "GPU", "Python"), [(name, pins[name] or "none", found[name].argv[0]) for name in found])
+    rows = [(name, pins[name] or "none", found[name].argv[0]) for name in found]
+    click.echo(columns([("kernel", "GPU", "Python"), *rows]))
 
 
 @kernels_group.command("remove")
@@ -284,13 +289,6 @@ def remove_command() -> None:
     from workup import kernels
 
     click.echo(f"Removed: {', '.join(kernels.remove()) or 'none was installed'}.")
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    lines = [header, *rows]
-    widths = [max(len(row[i]) for row in lines) for i in range(len(header))]
-    for row in lines:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _path(path: Path) -> str:

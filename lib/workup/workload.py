@@ -82,14 +82,14 @@ class Workload:
 
         def whole(name: str) -> None:
             value = getattr(self, name)
-            fine = isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 1
+            fine = isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
             need(fine, name, "a whole number of at least 1")
             object.__setattr__(self, name, int(value))
 
         def real(name: str, what: str, least: float) -> None:
             value = getattr(self, name)
             number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-            need(number and math.isfinite(value) and value > least, name, what)
+            need(number and math.isfinite(value) and float(value) > least, name, what)
             object.__setattr__(self, name, float(value))
 
         need(isinstance(self.name, str) and bool(self.name.strip()), "name", "a word or two")

@@ -1,6 +1,6 @@
 """Findings as cards in a notebook, as text in a terminal, and as the short table of recommendations."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,10 +157,20 @@ def recommended(findings: Study | Mapping[str, Finding]) -> list[tuple[str, ...]
 
 def recommendations(findings: Study | Mapping[str, Finding]) -> str:
     """:func:`recommended` as text for a terminal."""
-    rows = recommended(findings)
+    return columns(recommended(findings))
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as a table in text, the first of them its header.
+
+    >>> print(columns([("name", "is"), ("lr", "0.1")]))
+    name  is
+    ----  ---
+    lr    0.1
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    rows.insert(1, tuple("-" * width for width in widths))
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    lines = [rows[0], ["-" * width for width in widths], *rows[1:]]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
 def _row(name: str, finding: Finding) -> tuple[str, ...]:
