@@ -338,7 +338,7 @@ def test_workloads_lists_every_built_in_with_a_line(capsys):
     code, out, _ = workup(capsys, "workloads")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()[2:]] == list(BUILT_IN)
-    assert all(len(line.split()) > 3 for line in out.splitlines()[1:])
+    assert all(len(line.split()) > 3 for line in out.splitlines()[2:])
 
 
 def test_kernels_are_installed_listed_and_removed(capsys, monkeypatch):
