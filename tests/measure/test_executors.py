@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from workup import ParameterError, Trial, load
-from workup.measure import ensemble, executors
+from workup.measure import ensemble, executors, workers
 from workup.measure.executors import execute
 
 HERE = str(Path(__file__).with_name("executor_workloads.py"))
@@ -22,9 +22,10 @@ def serial(workload, trials):
 
 
 @pytest.fixture
-def workers(monkeypatch):
-    """How many there are, as a function."""
-    return lambda count: monkeypatch.setattr(executors, "_devices", lambda device: [device] * count)
+def room(monkeypatch):
+    """How many processes there are room for, as a function; ``auto`` takes none of them for begun."""
+    monkeypatch.setattr(workers, "_begun", [])
+    return lambda count: monkeypatch.setattr(workers, "places", lambda device: [(device, {})] * count)
 
 
 def equal(ours, theirs):
@@ -79,13 +80,50 @@ def test_seeds_whose_dropout_would_differ_are_stacked_apart(make_workload):
     equal(found, serial(make_workload(model=model), trials))
 
 
-@pytest.mark.parametrize(("stack_seconds", "chosen"), [(0.1, "ensemble"), (0.9, "serial")])
-def test_auto_stacks_what_gains_by_it_and_says_what_it_measured(workload, monkeypatch, stack_seconds, chosen):
-    monkeypatch.setattr(ensemble, "compare", lambda *_, **__: ensemble.Comparison(0.9, stack_seconds))
+LONG = [Trial(lr=lr, steps=300, batch_size=16) for lr in (0.01, 0.03, 0.1, 0.3)]
+
+
+@pytest.mark.parametrize(
+    ("stack", "share", "cores", "chosen"),
+    [
+        (0.1, (0.5, 0.1), 1, "ensemble"),
+        (0.95, (0.5, 0.1), 1, "plain loop"),
+        (0.1, (0.45, 0.09), 2, "ensemble"),
+        (0.9, (0.45, 0.40), 2, "ensembles in processes"),
+        (1.1, (0.45, 0.50), 2, "processes"),
+        (1.1, (0.80, 0.90), 2, "plain loop"),
+    ],
+)
+def test_auto_takes_what_a_few_steps_promise_most_of_and_says_why(stack, share, cores, chosen, room, monkeypatch):
+    room(cores)
+    took = {4: ensemble.Comparison(1.0, stack), 2: ensemble.Comparison(*share)}
+    monkeypatch.setattr(ensemble, "compare", lambda workload, trials, device: took[len(trials)])
+    notes, place = [], f"{HERE}:plain"
+    here, away = executors._auto(load(place), LONG, "cpu", place, notes.append)
+    assert (here, away) == {
+        "plain loop": ([([i], False) for i in range(4)], []),
+        "ensemble": ([([0, 1, 2, 3], True)], []),
+        "processes": ([], [([i], False) for i in range(4)]),
+        "ensembles in processes": ([], [([0, 2], True), ([1, 3], True)]),
+    }[chosen]
+    assert notes[0].startswith(f"auto: {chosen} for 4 trials (a step of 4 trials takes {1000 * stack:.3g} ms")
+
+
+def test_auto_compares_nothing_where_that_would_take_too_much_of_a_short_sweep(workload, monkeypatch):
+    monkeypatch.setattr(ensemble, "compare", None)
     notes = []
     found = dict(execute(workload, TRIALS, executor="auto", note=notes.append))
-    assert {t.versions["executor"] for t in found.values()} == {chosen}
-    assert f"a step of 3 trials takes {1000 * stack_seconds:.3g} ms, one by one 900 ms" in notes[0]
+    assert {t.versions["executor"] for t in found.values()} == {"serial"}
+    assert "comparing ways would take too much of it" in notes[0]
+
+
+@pytest.mark.parametrize(("pace", "spread"), [(1.0, True), (0.001, False)])
+def test_auto_spreads_trials_that_do_not_stack_where_they_are_long(pace, spread, room, monkeypatch):
+    room(2)
+    monkeypatch.setattr(executors, "_pace", lambda *_: pace)
+    trials, place = [Trial(lr=0.1, steps=300, batch_size=size) for size in (8, 16, 32)], f"{HERE}:plain"
+    here, away = executors._auto(load(place), trials, "cpu", place, print)
+    assert (away if spread else here) == [([0], False), ([1], False), ([2], False)]
 
 
 def interrupting(workload, at):
@@ -116,8 +154,8 @@ def test_what_cannot_be_sent_to_a_process_is_named(workload):
         next(execute(workload, TRIALS, executor="processes"))
 
 
-def test_a_killed_worker_costs_its_trial_one_retry_and_then_the_reason(workers, tmp_path, monkeypatch):
-    workers(1)
+def test_a_killed_worker_costs_its_trial_one_retry_and_then_the_reason(room, tmp_path, monkeypatch):
+    room(1)
     mark = tmp_path / "kill once"
     mark.touch()
     monkeypatch.setenv("EXECUTOR_TEST_MARK", str(mark))
@@ -131,8 +169,8 @@ def test_a_killed_worker_costs_its_trial_one_retry_and_then_the_reason(workers, 
     equal({0: found[0]}, serial(load(f"{HERE}:plain"), trials[:1]))
 
 
-def test_ctrl_c_keeps_what_has_finished_and_leaves_no_worker(workers):
-    workers(2)
+def test_ctrl_c_keeps_what_has_finished_and_leaves_no_worker(room):
+    room(2)
     trials = [TRIALS[0], Trial(lr=0.01, steps=10**6, batch_size=16)]
     chosen = execute(load(f"{HERE}:plain"), trials, executor="processes", reference=f"{HERE}:plain")
     index, trace = next(chosen)
@@ -144,7 +182,30 @@ def test_ctrl_c_keeps_what_has_finished_and_leaves_no_worker(workers):
     assert not multiprocessing.active_children()
 
 
-def test_one_process_a_gpu_or_a_core(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    assert executors._devices("cuda:0") == ["cuda:0", "cuda:1", "cuda:2"]
-    assert set(executors._devices("cpu")) == {"cpu"}
+def test_one_process_a_gpu_that_it_sees_alone_or_a_core(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    pins = [{"CUDA_VISIBLE_DEVICES": pin} for pin in ("4", "6")]
+    assert workers.places("cuda:0") == [("cuda:0", pin) for pin in pins]
+    assert {device for device, _ in workers.places("cpu")} == {"cpu"}
+
+
+def test_a_stack_in_a_process_whose_process_is_lost_trains_again_one_by_one(room, tmp_path, monkeypatch):
+    room(1)
+    mark = tmp_path / "kill once"
+    mark.touch()
+    monkeypatch.setenv("EXECUTOR_TEST_MARK", str(mark))
+    notes, place = [], f"{HERE}:deadly"
+    spread = workers.spread(place, TRIALS, [([0, 1, 2], True)], device="cpu", save=None, note=notes.append)
+    found = dict(spread)
+    assert notes[0].startswith("the process of trial 0, 1, 2 ended (SIGKILL")
+    assert {t.versions["executor"] for t in found.values()} == {"processes"}
+    equal(found, serial(load(f"{HERE}:plain"), TRIALS))
+
+
+def test_a_stack_in_a_process_gives_the_plain_loops_traces(room):
+    room(1)
+    spread = workers.spread(f"{HERE}:plain", TRIALS, [([0, 1, 2], True)], device="cpu", save=None, note=print)
+    found = dict(spread)
+    assert {t.versions["executor"] for t in found.values()} == {"ensemble"}
+    equal(found, serial(load(f"{HERE}:plain"), TRIALS))

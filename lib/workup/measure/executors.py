@@ -1,32 +1,28 @@
-"""Where a sweep's trials train: one after another, in processes, or stacked; each gives the plain loop's traces."""
+"""Where a sweep's trials train: one after another, in processes, stacked; each gives the plain loop's traces."""
 
 import contextlib
-import dataclasses
-import multiprocessing
-import os
-import pickle
-import signal
 from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import partial
-from multiprocessing import connection
 from typing import Any
 
-import pandas as pd
 import torch
 
-from workup.errors import ParameterError, WorkupError, nearest
-from workup.measure import devices, ensemble
-from workup.measure.ensemble import Unfit
+from workup.errors import ParameterError, nearest
+from workup.measure import ensemble, workers
+from workup.measure.ensemble import Comparison, Unfit
 from workup.measure.train import train
+from workup.measure.workers import Job
 from workup.notebooks import EXECUTORS
-from workup.trace import COLUMNS, Trace, Trial
-from workup.workload import Workload, load
+from workup.trace import Trace, Trial
+from workup.workload import Workload
 
 DEFAULT = "serial"
-#: What a stack must gain for ``auto`` to take it, and the seconds left to train from which processes pay.
-GAIN, LONG = 1.1, 30.0
+#: ``auto`` compares nothing where that would take more than this share of the plain loop's time,
+COMPARING = 0.1
+#: takes another way than the plain loop where it expects to be so many times as fast,
+GAIN = 1.1
+#: and expects a process to be so much slower beside others.
+BESIDE = 1.2
 
-Found = Iterator[tuple[int, Trace]]
 Note = Callable[[str], Any]
 
 
@@ -44,7 +40,8 @@ def execute(
 
     Args:
         executor: ``serial``, the plain loop; ``processes``, one a core or a GPU; ``ensemble``, trials
-            stacked in one vectorised pass, the plain loop where that is not the same; or ``auto``.
+            stacked in one vectorised pass, the plain loop where that is not the same; ``auto``, what a few
+            measured steps promise most of, stacks in processes included.
         save: called now and then with the index and unfinished trace of a trial.
         reference: what a worker finds the workload by; without one it is sent pickled.
         note: called with a sentence for each choice made.
@@ -56,183 +53,152 @@ def execute(
     """
     if executor not in EXECUTORS:
         raise ParameterError(f"executor {executor!r}: {nearest(executor, EXECUTORS)}")
-    rest = list(range(len(trials)))
-    if executor in ("ensemble", "auto"):
-        gain = GAIN if executor == "auto" else 0.0
-        for index, trace in _stacked(workload, trials, device, save, note, gain):
-            rest.remove(index)
-            yield index, _marked(trace, "ensemble")
-    recipe = _recipe(workload, reference) if executor == "processes" else reference
-    if executor == "processes" or (executor == "auto" and recipe and _pays(workload, trials, rest, device, note)):
-        for index, trace in _processes(recipe, trials, rest, device, save, note):
-            yield index, _marked(trace, "processes")
-        return
-    for index in rest:
-        trace = train(workload, trials[index], device=device, save=save and partial(save, index))
-        yield index, _marked(trace, "serial")
-        if trace.status == "interrupted":
-            raise KeyboardInterrupt
+    everything = list(range(len(trials)))
+    here: list[Job] = []
+    away: list[Job] = []
+    if executor == "serial":
+        here = _singly(everything)
+    elif executor == "processes":
+        away = _singly(everything)
+    else:
+        here, away = (_stack if executor == "ensemble" else _auto)(workload, trials, device, reference, note)
+    recipe = workers.recipe(workload, reference) if away else None
+    if away:
+        yield from workers.spread(recipe, trials, away, device=device, save=save, note=note)
+    for job in here:
+        yield from workers.job(workload, dict(enumerate(trials)), job, device=device, save=save, note=note)
 
 
-def _marked(trace: Trace, executor: str) -> Trace:
-    return dataclasses.replace(trace, versions={**trace.versions, "executor": executor})
+def _singly(indices: Sequence[int]) -> list[Job]:
+    return [([index], False) for index in indices]
 
 
-def _stacked(workload: Workload, trials: Sequence[Trial], device: str, save: Any, note: Note, gain: float) -> Found:
-    """Each group of alike trials that trains as the plain loop does; tried by seed where seeds do not mix."""
-    queue = [(indices, False) for indices in ensemble.groups(trials) if len(indices) > 1]
+def _stack(workload: Workload, trials: Sequence[Trial], device: str, _: Any, note: Note) -> tuple[list, list]:
+    stacks, loose = _stacks(workload, trials, device, note)
+    for indices, took in stacks:
+        note(f"ensemble: {_said(len(indices), took)}")
+    return [(indices, True) for indices, _ in stacks] + _singly(loose), []
+
+
+def _stacks(
+    workload: Workload, trials: Sequence[Trial], device: str, note: Note
+) -> tuple[list[tuple[list[int], Comparison]], list[int]]:
+    """Groups that train as the plain loop does, tried by seed where seeds do not mix; and the indices left over."""
+    groups = ensemble.groups(trials)
+    loose = [indices[0] for indices in groups if len(indices) == 1]
+    queue, found = [(indices, False) for indices in groups if len(indices) > 1], []
     while queue:
         indices, one_seed = queue.pop(0)
         own = [trials[index] for index in indices]
-        keep = save and (lambda k, trace, indices=indices: save(indices[k], trace))
         try:
-            took = ensemble.compare(workload, own, device=device)
-            plain, stack = 1000 * took.plain_seconds, 1000 * took.stack_seconds
-            said = f"a step of {len(own)} trials takes {stack:.3g} ms, one by one {plain:.3g} ms"
-            if plain < gain * stack:
-                raise Unfit(said)
-            note(f"ensemble: {said}")
-            for k, trace in ensemble.run(workload, own, device=device, save=keep):
-                yield indices[k], trace
+            found.append((indices, ensemble.compare(workload, own, device=device)))
         except Unfit as error:
             parts = [] if one_seed else ensemble.groups(own, by_seed=True)
             if len(parts) < 2:
                 note(f"no ensemble of {len(own)} trials: {error}")
-            queue[:0] = [([indices[k] for k in part], True) for part in parts if 1 < len(part) < len(own)]
+                parts = [[k] for k in range(len(own))]
+            loose += [indices[part[0]] for part in parts if len(part) == 1]
+            queue[:0] = [([indices[k] for k in part], True) for part in parts if len(part) > 1]
+    return found, sorted(loose)
 
 
-def _pays(workload: Workload, trials: Sequence[Trial], rest: Sequence[int], device: str, note: Note) -> bool:
-    """Whether to spread ``rest``: there is more than one device, and long to train."""
-    count = len(_devices(device))
-    if min(count, len(rest)) < 2:
+def _said(count: int, took: Comparison) -> str:
+    stack, plain = 1000 * took.stack_seconds, 1000 * took.plain_seconds
+    return f"a step of {count} trials takes {stack:.3g} ms, one by one {plain:.3g} ms"
+
+
+def _auto(
+    workload: Workload, trials: Sequence[Trial], device: str, reference: str | None, note: Note
+) -> tuple[list[Job], list[Job]]:
+    """What trains here and what in processes: the way that a few steps of each promise to be done first."""
+    pace, steps = _pace(workload, trials[0], device), sum(trial.steps for trial in trials)
+    if 2 * ensemble.CHECKED * len(trials) > COMPARING * steps or len(trials) == 1:
+        note(f"auto: plain loop, about {pace * steps:.2g} s; comparing ways would take too much of it")
+        return _singly(range(len(trials))), []
+    stacks, loose = _stacks(workload, trials, device, note)
+    room = min(len(workers.places(device)), len(trials)) if _sendable(workload, reference) else 1
+    best = sum(min(t.plain_seconds, t.stack_seconds) * _mean_steps(trials, i) for i, t in stacks)
+    start = workers.start_seconds()
+    if best + pace * sum(trials[i].steps for i in loose) < start:
+        room = 1
+    if room > 1:
+        workers.begin()  # its imports run beside the last measurements
+    here: list[Job] = []
+    away: list[Job] = []
+    for indices, took in stacks:
+        way = _quickest(workload, [trials[i] for i in indices], device, took, room, start, note)
+        jobs = _singly(indices) if way in ("plain loop", "processes") else [(indices, True)]
+        if way == "ensembles in processes":
+            jobs = [(indices[part::room], True) for part in range(min(room, len(indices)))]
+        (away if "processes" in way else here).extend(jobs)
+    if loose:
+        own = [trials[i] for i in loose]
+        pays = bool(away) or _processes_pay(workload, own, device, pace, room, start, note)
+        (away if pays else here).extend(_singly(loose))
+    return here, away
+
+
+def _quickest(
+    workload: Workload, trials: Sequence[Trial], device: str, took: Comparison, room: int, start: float, note: Note
+) -> str:
+    """Of the ways to train one group; the plain loop where nothing is clearly faster."""
+    steps = _mean_steps(trials, range(len(trials)))
+    seconds = {"plain loop": took.plain_seconds * steps, "ensemble": took.stack_seconds * steps}
+    said = _said(len(trials), took)
+    if room > 1:
+        part = trials[::room]
+        with _one_thread(device):
+            share = ensemble.compare(workload, part, device=device)
+        seconds["processes"] = start + BESIDE * share.plain_seconds * steps
+        seconds["ensembles in processes"] = start + BESIDE * share.stack_seconds * steps
+        said += f"; in one of {room} processes, {_said(len(part), share)}"
+    way = min(seconds, key=seconds.__getitem__)
+    way = way if seconds["plain loop"] > GAIN * seconds[way] else "plain loop"
+    expected = ", ".join(f"{name} {each:.2g} s" for name, each in seconds.items())
+    note(f"auto: {way} for {len(trials)} trials ({said}; expected: {expected})")
+    return way
+
+
+def _processes_pay(
+    workload: Workload, trials: Sequence[Trial], device: str, pace: float, room: int, start: float, note: Note
+) -> bool:
+    """Whether to spread trials that do not stack."""
+    if room < 2:
         return False
-    pace = train(workload, trials[rest[0]], device=device, first=4).steps.seconds[1:].median()
-    seconds = pace * sum(trials[index].steps for index in rest)
-    note(f"{len(rest)} trials, about {seconds:.0f} s one by one; {count} processes pay from {LONG:.0f} s")
-    return bool(seconds > LONG)
+    steps = sum(trial.steps for trial in trials)
+    with _one_thread(device):
+        alone = _pace(workload, trials[0], device)
+    here, away = pace * steps, start + BESIDE * alone * steps / min(room, len(trials))
+    pays = here > GAIN * away
+    way = f"{room} processes" if pays else "plain loop"
+    note(f"auto: {way} for {len(trials)} trials (expected: plain loop {here:.2g} s, processes {away:.2g} s)")
+    return pays
 
 
-def _devices(device: str) -> list[str]:
-    """A process's device each: every GPU, or the CPU once a core this process may use."""
-    if device.startswith("cuda"):
-        return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    return [device] * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+def _pace(workload: Workload, trial: Trial, device: str) -> float:
+    """Seconds of a plain step."""
+    trace = train(workload, trial, device=device, first=ensemble.CHECKED)
+    if trace.status == "interrupted":
+        raise KeyboardInterrupt
+    return float(trace.steps.seconds[1:].median())
 
 
-def _recipe(workload: Workload, reference: str | None) -> Any:
-    for field in dataclasses.fields(workload) if reference is None else ():
-        try:
-            pickle.dumps(getattr(workload, field.name))
-        except Exception as error:
-            raise _unsent(f"{field.name} of {workload.name!r}: {error}") from error
-    return reference or pickle.dumps(workload)
+def _mean_steps(trials: Sequence[Trial], indices: Sequence[int]) -> float:
+    return sum(trials[i].steps for i in indices) / len(indices)
 
 
-def _unsent(why: str) -> ParameterError:
-    hint = "Give the workload's reference, 'path/to/file.py:name'."
-    return ParameterError(f"executor 'processes': the workload cannot be sent to a process ({why}). {hint}")
+def _sendable(workload: Workload, reference: str | None) -> bool:
+    with contextlib.suppress(ParameterError):
+        return workers.recipe(workload, reference) is not None
+    return False
 
 
-def _processes(
-    recipe: Any, trials: Sequence[Trial], indices: Sequence[int], device: str, save: Any, note: Note
-) -> Found:
-    """A worker lost costs its trial one retry, then a ``failed`` trace; leaving early ends every worker."""
-    waiting, retried = list(indices), set()
-    busy: list[Worker] = []
+@contextlib.contextmanager
+def _one_thread(device: str) -> Iterator[None]:
+    """As a process among others on a CPU has; beside a GPU threads decide little."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if device == "cpu" else before)
     try:
-        for place in _devices(device)[: len(indices)]:
-            busy.append(_start(recipe, place))
-            busy[-1].send(trials, waiting.pop(0))
-        while busy:
-            ready = connection.wait([worker.pipe for worker in busy])
-            for worker in [worker for worker in busy if worker.pipe in ready]:
-                index, (kind, answer) = worker.index, worker.receive()
-                if kind == "error":
-                    raise answer
-                if kind == "save":
-                    save and save(index, answer)
-                    continue
-                if kind == "lost":
-                    busy.remove(worker)
-                    if index not in retried:
-                        retried.add(index)
-                        waiting.insert(0, index)
-                        note(f"the process of trial {index} {answer}; it trains again")
-                    else:
-                        yield index, _failed(trials[index], f"its process {answer}, twice", worker.device)
-                    if waiting:
-                        worker = _start(recipe, worker.device)
-                        busy.append(worker)
-                else:
-                    yield index, answer
-                if waiting:
-                    worker.send(trials, waiting.pop(0))
-                elif worker in busy:
-                    busy.remove(worker)
-                    worker.end()
+        yield
     finally:
-        for worker in busy:
-            worker.end()
-
-
-@dataclasses.dataclass(eq=False)
-class Worker:
-    """A process and the trial it trains."""
-
-    process: Any
-    pipe: Any
-    device: str
-    index: int = -1
-
-    def send(self, trials: Sequence[Trial], index: int) -> None:
-        self.index = index
-        with contextlib.suppress(BrokenPipeError):  # its end is seen where its answer is awaited
-            self.pipe.send(trials[index])
-
-    def receive(self) -> tuple[str, Any]:
-        try:
-            return self.pipe.recv()
-        except (EOFError, ConnectionResetError):
-            self.process.join()
-            self.pipe.close()
-        code = self.process.exitcode
-        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        memory = ", as the system does when memory runs out" if name == "SIGKILL" else ""
-        return "lost", f"ended ({name}{memory})"
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self.pipe.close()
-
-
-def _start(recipe: Any, device: str) -> Worker:
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=_serve, args=(theirs, recipe, device), daemon=True)
-    process.start()
-    theirs.close()
-    return Worker(process, ours, device)
-
-
-def _failed(trial: Trial, reason: str, device: str) -> Trace:
-    steps = pd.DataFrame({name: [] for name in COLUMNS}).astype(COLUMNS)
-    return Trace(trial=trial, steps=steps, status="failed", reason=reason, device=device, versions=devices.versions())
-
-
-def _serve(pipe: Any, recipe: Any, device: str) -> None:
-    """A worker's whole life: find the workload, train what comes, until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's, which then ends this process
-    torch.set_num_threads(1)
-    with contextlib.suppress(EOFError, BrokenPipeError):
-        try:
-            workload = load(recipe) if isinstance(recipe, str) else pickle.loads(recipe)
-        except Exception as error:
-            return pipe.send(("error", error if isinstance(error, WorkupError) else _unsent(f"{error}")))
-        while True:
-            trial = pipe.recv()
-            try:
-                trace = train(workload, trial, device=device, save=lambda unfinished: pipe.send(("save", unfinished)))
-                pipe.send(("trace", trace))
-            except WorkupError as error:
-                pipe.send(("error", error))
+        torch.set_num_threads(before)
