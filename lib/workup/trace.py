@@ -46,6 +46,9 @@ class Trial:
             own schedule stretched over the remaining steps (playbook: D5).
         clip_norm: gradient-clipping threshold on the whole gradient's L2 norm, or None
             (playbook: E1).
+        clip_percentile: in place of clip_norm, clip at this percentile of the last 100 norms (playbook: E6).
+        clip_from: the first step that is clipped; ``warmup_steps`` leaves the warmup unclipped (playbook: E6).
+        change: what is set in the fresh model, as ``workup.measure.change`` reads it (playbook: C8).
         optimizer: a name from ``workup.measure.optimizers``, or None for the workload's own.
         seed: fixes the initial weights and the order of the batches.
         eval_every: evaluate after every so many steps; 0 never.
@@ -65,6 +68,9 @@ class Trial:
     warmup_steps: int = 0
     shape: str = "constant"
     clip_norm: float | None = None
+    clip_percentile: float | None = None
+    clip_from: int = 0
+    change: str = ""
     optimizer: str | None = None
     seed: int = 0
     eval_every: int = 0
@@ -88,6 +94,10 @@ class Trial:
         need(self.warmup_steps <= self.steps, "warmup_steps", f"at most steps ({self.steps})")
         need(self.shape in ("constant", "workload"), "shape", "'constant' or 'workload'")
         need(self.clip_norm is None or positive(self.clip_norm), "clip_norm", "positive and finite, or None")
+        share = self.clip_percentile
+        need(share is None or (positive(share) and share < 100), "clip_percentile", "between 0 and 100, or None")
+        need(share is None or self.clip_norm is None, "clip_percentile", "None where clip_norm is given")
+        need(whole(self.clip_from, 0), "clip_from", "a whole number of at least 0")
         need(whole(self.eval_every, 0), "eval_every", "a whole number of at least 0")
         need(self.eval_examples is None or whole(self.eval_examples, 1), "eval_examples", "at least 1, or None")
 

@@ -2,6 +2,7 @@ import dataclasses
 import random
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -282,3 +283,41 @@ def test_an_unfinished_trace_is_saved_on_the_way(workload, monkeypatch):
     train(workload, dataclasses.replace(TRIAL, steps=5), save=saved.append)
     assert [len(trace.steps) for trace in saved] == [1, 2, 3, 4, 5]
     assert {trace.status for trace in saved} == {"interrupted"}
+
+
+def test_an_adaptive_threshold_is_the_percentile_of_the_norms_before(workload):
+    trace = train(workload, dataclasses.replace(TRIAL, clip_percentile=50))
+    norms = trace.steps.grad_norm
+    expected = [np.inf, *(np.percentile(norms[max(0, t - 100) : t], 50) for t in range(1, 40))]
+    np.testing.assert_allclose(trace.steps.clip_limit, expected, rtol=1e-5)
+    assert trace.steps.clipped.tolist() == (norms > trace.steps.clip_limit).tolist()
+    # It is a threshold like any other: where it never moves, the trial is that of the fixed one.
+    first = dataclasses.replace(TRIAL, steps=2)
+    fixed = train(workload, dataclasses.replace(first, clip_norm=norms[0]))
+    pd.testing.assert_series_equal(trace.steps.loss[:2], fixed.steps.loss, check_exact=False)
+
+
+def test_clipping_can_set_in_after_the_warmup(workload):
+    late = dataclasses.replace(TRIAL, clip_norm=0.01, clip_from=30)
+    trace, plain = train(workload, late), train(workload, TRIAL)
+    assert trace.steps.clipped.tolist() == [False] * 30 + [True] * 10
+    assert trace.steps.loss[:31].tolist() == plain.steps.loss[:31].tolist()
+    assert trace.steps.loss[31] != plain.steps.loss[31]
+
+
+def test_what_watches_sees_each_steps_gradients_and_may_drop_them(workload):
+    seen = []
+
+    def watch(step, model, batch, losses):
+        norm = sum(float((p.grad.double() ** 2).sum()) for p in model.parameters()) ** 0.5
+        seen.append((step, norm, float(losses.mean())))
+        if step == 5:
+            model.zero_grad(set_to_none=True)
+
+    trace, plain = train(workload, TRIAL, watch=watch), train(workload, TRIAL)
+    assert [step for step, *_ in seen] == list(range(40))
+    assert trace.steps.loss.tolist() == pytest.approx([loss for *_, loss in seen])
+    assert trace.steps.grad_norm[5] == 0
+    assert trace.steps.grad_norm[:5].tolist() == pytest.approx([norm for _, norm, _ in seen[:5]], rel=1e-5)
+    assert trace.steps.loss[:6].tolist() == plain.steps.loss[:6].tolist()
+    assert trace.steps.loss[6] != plain.steps.loss[6]

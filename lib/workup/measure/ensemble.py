@@ -37,7 +37,8 @@ def groups(trials: Sequence[Trial], *, most: int = MOST, by_seed: bool = False) 
     alike: dict[Any, list[int]] = {}
     for index, trial in enumerate(trials):
         seed = trial.seed if by_seed else None
-        key = (trial.batch_size, trial.optimizer, trial.eval_every, trial.eval_examples, seed)
+        clips = (trial.clip_percentile, trial.clip_from)
+        key = (trial.batch_size, trial.optimizer, trial.change, clips, trial.eval_every, trial.eval_examples, seed)
         alike.setdefault(key, []).append(index)
     return [found[i : i + most] for found in alike.values() for i in range(0, len(found), most)]
 

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from workup.errors import WorkupError
 from workup.measure import data
+from workup.measure.change import changed
 from workup.measure.optimizers import builder
 from workup.measure.state import seed_everything
 from workup.measure.train import Recorder, evaluate, evaluation_sample
@@ -64,6 +65,8 @@ class Stack:
     """The trials' parameters, one row a trial: a leaf [trials, numbers] for each of the optimizer's groups."""
 
     def __init__(self, workload: Workload, trials: Sequence[Trial], device: str) -> None:
+        if any(trial.clip_percentile or trial.clip_from for trial in trials):
+            raise Unfit("an adaptive threshold, or one that sets in later, is clipped by the plain loop")
         self.workload, self.device, self.steps = workload, device, max(trial.steps for trial in trials)
         self.members = [self._member(index, trial) for index, trial in enumerate(trials)]
         first, self.crowd = self.members[0], np.ones(self.steps)
@@ -90,7 +93,7 @@ class Stack:
 
     def _member(self, index: int, trial: Trial) -> Member:
         seed_everything(trial.seed)
-        model = self.workload.build_model().to(self.device).train()
+        model = changed(self.workload.build_model(), trial.change).to(self.device).train()
         build = builder(trial.optimizer) if trial.optimizer else self.workload.optimizer
         recorder = Recorder(self.workload, trial, self.device)
         return Member(index, recorder, model, build(model.parameters(), trial.lr))

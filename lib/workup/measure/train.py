@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from workup.errors import WorkloadError, WorkupError
 from workup.measure import data, devices, faults
+from workup.measure.change import changed
 from workup.measure.optimizers import builder
 from workup.measure.state import evaluating, preserved, seed_everything
 from workup.trace import COLUMNS, Trace, Trial
@@ -22,6 +23,8 @@ from workup.workload import Workload
 CHECK_EVERY = 25
 #: A gradient scaler skips steps that overflow, so one non-finite loss is not yet the end.
 SCALER_PATIENCE = 10
+#: An adaptive threshold is a percentile of so many norms.
+CLIP_WINDOW = 100
 #: Seconds between saves of an unfinished trace.
 SAVE_EVERY = 10.0
 
@@ -33,6 +36,7 @@ def train(
     device: str = "cpu",
     save: Callable[[Trace], Any] | None = None,
     first: int | None = None,
+    watch: Callable[[int, nn.Module, Any, Tensor], Any] | None = None,
 ) -> Trace:
     """Train one fresh model for one trial and record every step.
 
@@ -45,6 +49,7 @@ def train(
         device: as from :func:`workup.measure.devices.resolve`.
         save: called with the unfinished trace every ``SAVE_EVERY`` seconds.
         first: stop after so many steps.
+        watch: called each step with step, model, batch and losses, the gradients there and the update to come.
 
     Returns:
         The trace; a diverged one ends with the step whose loss was first non-finite.
@@ -57,7 +62,7 @@ def train(
     with preserved():
         failure = None
         try:
-            _loop(workload, trial, device, recorder, save, first or trial.steps)
+            _loop(workload, trial, device, recorder, save, first or trial.steps, watch)
         except WorkupError:
             raise
         except KeyboardInterrupt:
@@ -75,9 +80,11 @@ def train(
     return recorder.trace(status, reason)
 
 
-def _loop(workload: Workload, trial: Trial, device: str, recorder: "Recorder", save: Any, first: int) -> None:
+def _loop(
+    workload: Workload, trial: Trial, device: str, recorder: "Recorder", save: Any, first: int, watch: Any
+) -> None:
     seed_everything(trial.seed)
-    model = workload.build_model().to(device).train()
+    model = changed(workload.build_model(), trial.change).to(device).train()
     optimizer = (builder(trial.optimizer) if trial.optimizer else workload.optimizer)(model.parameters(), trial.lr)
     forward: Any = torch.compile(model) if workload.compile else model
     params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -102,9 +109,11 @@ def _loop(workload: Workload, trial: Trial, device: str, recorder: "Recorder", s
         (scaler.scale(loss) if scaler else loss).backward()
         if scaler:
             scaler.unscale_(optimizer)
+        if watch is not None:
+            watch(step, model, batch, losses.detach())
         norm = grad_norm(params)
-        if trial.clip_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(params, trial.clip_norm, norm)
+        if step >= trial.clip_from and (trial.clip_norm or trial.clip_percentile):
+            torch.nn.utils.clip_grads_with_norm_(params, recorder.limit(), norm)
         if scaler:
             scaler.step(optimizer)
             scaler.update()
@@ -208,7 +217,7 @@ class Recorder:
         self.trial, self.device, self.done = trial, device, 0
         self.rates = trial.learning_rates(workload.schedule)
         self.queued, self.cuda = device != "cpu", device.startswith("cuda")
-        self.names = ["loss", "grad_norm"]
+        self.names = ["loss", "grad_norm", *(["clip_limit"] if trial.clip_percentile else [])]
         if trial.eval_every:
             self.names += ["eval_loss", *(f"eval_{name}" for name in workload.metrics)]
         shape = (len(self.names), trial.steps)
@@ -233,6 +242,16 @@ class Recorder:
     def fetched(self, examples: int) -> None:
         self.examples[self.done] = examples
         self.times[1, self.done] = time.perf_counter() - self.clock
+
+    def limit(self) -> float:
+        """What this step is clipped at: the trial's threshold, or the percentile of the norms before it."""
+        if self.trial.clip_norm is not None:
+            return self.trial.clip_norm
+        norms = torch.as_tensor(self.rows["grad_norm"][max(0, self.done - CLIP_WINDOW) : self.done])
+        norms = norms[norms.isfinite()].float()
+        limit = norms.quantile(self.trial.clip_percentile / 100).item() if len(norms) else np.inf  # type: ignore[operator]
+        self.rows["clip_limit"][self.done] = limit
+        return limit
 
     def end(self, loss: Tensor, norm: Tensor) -> None:
         step = self.done
@@ -287,11 +306,12 @@ class Recorder:
         if self.cuda:
             devices.synchronize(self.device)
             self.times[0, : len(self.events)] = [a.elapsed_time(b) / 1000 for a, b in self.events]
-        clip = self.trial.clip_norm
+        limit = columns.get("clip_limit", self.trial.clip_norm or np.inf)
+        clipped = (columns["grad_norm"] > limit) & (np.arange(steps) >= self.trial.clip_from)
         columns |= {
             "step": np.arange(steps),
             "lr": self.rates[:steps],
-            "clipped": columns["grad_norm"] > clip if clip is not None else np.zeros(steps, dtype=bool),
+            "clipped": clipped,
             "seconds": self.times[0, :steps],
             "data_seconds": self.times[1, :steps],
             "examples": self.examples[:steps],
