@@ -112,8 +112,11 @@ def _loop(
         if watch is not None:
             watch(step, model, batch, losses.detach())
         norm = grad_norm(params)
-        if step >= trial.clip_from and (trial.clip_norm or trial.clip_percentile):
-            torch.nn.utils.clip_grads_with_norm_(params, recorder.limit(), norm)
+        if trial.clip_norm and step >= trial.clip_from:
+            torch.nn.utils.clip_grads_with_norm_(params, trial.clip_norm, norm)
+        elif trial.clip_percentile and step >= trial.clip_from:
+            # In units of the threshold: the threshold itself would have to come to the host.
+            torch.nn.utils.clip_grads_with_norm_(params, 1.0, norm / recorder.limit(trial.clip_percentile))
         if scaler:
             scaler.step(optimizer)
             scaler.update()
@@ -243,13 +246,11 @@ class Recorder:
         self.examples[self.done] = examples
         self.times[1, self.done] = time.perf_counter() - self.clock
 
-    def limit(self) -> float:
-        """What this step is clipped at: the trial's threshold, or the percentile of the norms before it."""
-        if self.trial.clip_norm is not None:
-            return self.trial.clip_norm
-        norms = torch.as_tensor(self.rows["grad_norm"][max(0, self.done - CLIP_WINDOW) : self.done])
-        norms = norms[norms.isfinite()].float()
-        limit = norms.quantile(self.trial.clip_percentile / 100).item() if len(norms) else np.inf  # type: ignore[operator]
+    def limit(self, percentile: float) -> Tensor:
+        """The percentile of the finite norms before this step, as a scalar on the device; inf where there is none."""
+        before = torch.as_tensor(self.rows["grad_norm"][max(0, self.done - CLIP_WINDOW) : self.done])
+        norms = torch.cat([before.float(), before.new_full((1,), torch.nan, dtype=torch.float32)])
+        limit = norms.where(norms.isfinite(), torch.nan).nanquantile(percentile / 100).nan_to_num(nan=torch.inf)
         self.rows["clip_limit"][self.done] = limit
         return limit
 
