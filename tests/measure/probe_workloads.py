@@ -50,6 +50,12 @@ def aborts_at_32(model, batch):
     return squared(model, batch)
 
 
+def exits_at_32(model, batch):
+    if len(batch[0]) >= 32:
+        os._exit(3)
+    return squared(model, batch)
+
+
 def sleeps_at_32(model, batch):
     time.sleep(60 if len(batch[0]) >= 32 else 0)
     return squared(model, batch)
@@ -69,6 +75,10 @@ def killed():
 
 def aborted():
     return make(aborts_at_32)
+
+
+def exited():
+    return make(exits_at_32)
 
 
 def sleepy():

@@ -153,6 +153,24 @@ def test_a_child_that_aborts_may_have_lacked_memory_or_not():
         list(search(prober.attempt, first=32, most=32, limit_bytes=1, tries=1))
 
 
+def test_a_child_that_leaves_with_an_exit_code_did_not_lack_memory():
+    with (
+        Prober(f"{FILE}:exited", limit=Limit(2**40, "test")) as prober,
+        pytest.raises(WorkloadError, match=r"batch size 32 fails, and not for want of memory: .*exit code 3"),
+    ):
+        list(search(prober.attempt, first=32, most=4096, limit_bytes=1))
+
+
+def test_a_child_that_held_much_more_than_before_serves_no_further_attempt():
+    """What it gave back lies ready for its next attempt; a new process, as the real run is one, has no such reserve."""
+    with Prober(f"{FILE}:hungry", limit=Limit(2**40, "test")) as prober:
+        least = prober.attempt(1).peak_bytes
+        assert prober.process is not None
+        prober.limit = Limit(least + 400 * MIB, "test")
+        assert prober.attempt(250).fits
+        assert prober.process is None
+
+
 def test_a_child_that_does_not_answer_is_too_slow():
     with Prober(f"{FILE}:sleepy", limit=Limit(2**40, "test"), patience=60) as prober:
         assert prober.attempt(8).fits

@@ -15,10 +15,13 @@ from workup.workload import Workload, load
 
 #: Seconds a child may take to start, and to be given on top of a step's own time.
 PATIENCE = 120.0
+#: A child whose attempts differed by more than this part of the room they had serves no further one: the memory
+#: that it gave back lies ready as it would in no new process, and sizes seem to fit that do not.
+WORN = 0.2
 
 
 class Prober:
-    """Makes attempts in a child process, which is replaced after each attempt that does not fit.
+    """Makes attempts in a child process, in a new one after each that does not fit or that came near the limit.
 
     Use it as a context manager. An out-of-memory kill by the system, a poisoned CUDA context
     or an abort ends the child; what it reports or how it died is the attempt's result.
@@ -60,15 +63,16 @@ class Prober:
         """
         if self.process is None:
             self._start()
-        self.pipe.send({"batch_size": batch_size, "steps": steps, "training": training})
+        with contextlib.suppress(BrokenPipeError):  # it is gone already: the answer tells
+            self.pipe.send({"batch_size": batch_size, "steps": steps, "training": training})
         result = self._answer()
-        if isinstance(result, str):
-            status = "too_slow" if result.startswith("no answer") else "out_of_memory"
-            result = Attempt(batch_size=batch_size, status=status, reason=result, training=training)
+        if isinstance(result, tuple):
+            result = Attempt(batch_size=batch_size, status=result[0], reason=result[1], training=training)
         if isinstance(result, WorkupError):
             self.close()
             raise result
-        if not result.fits:
+        self.least = min(self.least, result.peak_bytes)
+        if not result.fits or result.peak_bytes - self.least > WORN * (self.limit.bytes - self.least):
             self.close()
         return result
 
@@ -82,25 +86,27 @@ class Prober:
 
     def _start(self) -> None:
         spawn = get_context("spawn")
+        self.least = math.inf  # the smallest peak among this child's attempts
         self.pipe, theirs = spawn.Pipe()
         self.process = spawn.Process(target=_serve, args=(theirs, self.recipe, self.device, self.limit))
         self.process.start()
         theirs.close()
 
     def _answer(self) -> Any:
-        """What the child reports, or a sentence on how it ended."""
+        """What the child reports, or the status and reason of one that ended without a word."""
         ready = connection.wait([self.pipe, self.process.sentinel], timeout=self.patience)
         if not ready:
-            return f"no answer within {self.patience:.0f} s"
+            return "too_slow", f"no answer within {self.patience:.0f} s"
         if self.pipe in ready:
             with contextlib.suppress(EOFError, OSError):
                 return self.pipe.recv()
         self.process.join()
         code = self.process.exitcode
-        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        if code >= 0:  # left by its own will, or an error while it started: neither is memory
+            return "failed", f"the child process ended with exit code {code}; what it printed says why"
         if code == -signal.SIGKILL:
-            return f"the child process was killed ({name}), as the system does when memory runs out"
-        return f"the child process died ({name})"
+            return "out_of_memory", "the child process was killed (SIGKILL), as the system does when memory runs out"
+        return "out_of_memory", f"the child process died ({signal.Signals(-code).name})"
 
 
 def _serve(pipe: Any, recipe: Any, device: str, limit: Limit) -> None:
