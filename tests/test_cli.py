@@ -357,3 +357,12 @@ def test_help_imports_neither_torch_nor_pandas_nor_papermill():
     ended = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert ended.stdout.splitlines()[-1] == "[]"
     assert "--budget" in ended.stdout
+
+
+def test_run_on_ray_stops_before_any_notebook_where_no_cluster_answers(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setenv("RAY_ADDRESS", "")
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["run", "digits-mlp", "--executor", "ray", "--device", "cpu"])
+    assert stopped.value.code == 2
+    assert "Ray is not installed. pip install 'workup[ray]'" in capsys.readouterr().err

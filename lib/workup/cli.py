@@ -52,13 +52,15 @@ def commands() -> None:
 @click.option(
     "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Fixes initial weights and batches."
 )
-@click.option("--executor", help="serial, processes, ensemble or auto.  [default: serial]")
+@click.option("--executor", help="serial, processes, ensemble, auto or ray.  [default: serial]")
+@click.option("--ray-address", help="The cluster of --executor ray.  [default: RAY_ADDRESS, else this machine's]")
+@click.option("--gpus-per-trial", help="With --executor ray; 0.25 lets four trials share a GPU.  [default: 1]")
 @click.option("--kernel", help="Jupyter kernel to run in.  [default: this Python]")
 @click.option("-p", "pairs", nargs=2, multiple=True, metavar="NAME VALUE", help="A notebook's own parameter.")
 def run_command(reference: str, study: str | None, wanted: str, kernel: str | None, pairs: Any, **rest: Any) -> None:
     """Run the workbook's notebooks on a workload."""
     from workup import kernels, workbook
-    from workup.measure import devices
+    from workup.measure import cluster, devices
     from workup.measure.check import check
     from workup.show.cards import recommendations
     from workup.show.report import write_report
@@ -68,6 +70,11 @@ def run_command(reference: str, study: str | None, wanted: str, kernel: str | No
     chosen = workbook.select(wanted)
     kernels.manager(kernel)
     device, workload = devices.resolve(rest["device"]), load(reference)
+    for name, variable in (("ray_address", "RAY_ADDRESS"), ("gpus_per_trial", cluster.GPUS)):
+        if value := rest.pop(name):
+            os.environ[variable] = value  # the notebooks' kernels inherit it
+    if rest["executor"] == "ray":
+        cluster.check(device)
     folder = study or "runs/" + "".join(c if c.isalnum() or c in "-_." else "-" for c in workload.name)
     own = {name: workbook.value(text) for name, text in pairs}
     plan = workbook.assign(chosen, {"workload": reference, "study": folder, **rest}, own)

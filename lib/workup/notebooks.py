@@ -15,7 +15,7 @@ from workup.errors import ParameterError, nearest
 
 BUDGETS = ("smoke", "standard", "thorough")
 #: Where trials train (:mod:`workup.measure.executors`).
-EXECUTORS = ("serial", "processes", "ensemble", "auto")
+EXECUTORS = ("serial", "processes", "ensemble", "auto", "ray")
 _TYPES = {"str": str, "int": int, "float": float, "bool": bool}
 
 

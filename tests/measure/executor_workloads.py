@@ -1,4 +1,4 @@
-"""Workloads that a worker process finds by this file's path: a plain one, and one whose process is killed."""
+"""Workloads that a worker finds by this file's path: a plain one, and some that kill or outgrow their worker."""
 
 import os
 import signal
@@ -34,6 +34,21 @@ def kills_once_or_always(built, batch):
     return cross_entropy(built, batch)
 
 
+def kills_its_node_once(built, batch):
+    """Kills the parent of its process, a Ray node, where the file named in the environment is still there."""
+    once = Path(os.environ.get("EXECUTOR_TEST_MARK", "absent"))
+    if once.exists():
+        once.unlink()
+        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return cross_entropy(built, batch)
+
+
+def greedy(built, batch):
+    """Asks for more memory than any machine has."""
+    return cross_entropy(built, batch) + torch.empty(2**50).sum()
+
+
 def make(loss):
     x = torch.randn(200, 8, generator=torch.Generator().manual_seed(0))
     data = TensorDataset(x, x[:, :3].argmax(1))
@@ -42,3 +57,4 @@ def make(loss):
 
 
 plain, deadly = make(cross_entropy), make(kills_once_or_always)
+node_killer, too_large = make(kills_its_node_once), make(greedy)

@@ -169,6 +169,13 @@ def test_a_killed_worker_costs_its_trial_one_retry_and_then_the_reason(room, tmp
     equal({0: found[0]}, serial(load(f"{HERE}:plain"), trials[:1]))
 
 
+def test_a_trial_larger_than_memory_is_told_so_and_costs_no_worker(room):
+    room(1)
+    place = f"{HERE}:too_large"
+    found = dict(execute(load(place), TRIALS[:2], executor="processes", reference=place))
+    assert [found[i].status for i in range(2)] == ["out_of_memory"] * 2
+
+
 def test_ctrl_c_keeps_what_has_finished_and_leaves_no_worker(room):
     room(2)
     trials = [TRIALS[0], Trial(lr=0.01, steps=10**6, batch_size=16)]

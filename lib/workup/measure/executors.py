@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from workup.errors import ParameterError, nearest
-from workup.measure import ensemble, workers
+from workup.measure import cluster, ensemble, workers
 from workup.measure.ensemble import Comparison, Unfit
 from workup.measure.train import train
 from workup.measure.workers import Job
@@ -41,7 +41,7 @@ def execute(
     Args:
         executor: ``serial``, the plain loop; ``processes``, one a core or a GPU; ``ensemble``, trials
             stacked in one vectorised pass, the plain loop where that is not the same; ``auto``, what a few
-            measured steps promise most of, stacks in processes included.
+            measured steps promise most of, stacks in processes included; or ``ray``, a cluster that is already there.
         save: called now and then with the index and unfinished trace of a trial.
         reference: what a worker finds the workload by; without one it is sent pickled.
         note: called with a sentence for each choice made.
@@ -60,6 +60,8 @@ def execute(
         here = _singly(everything)
     elif executor == "processes":
         away = _singly(everything)
+    elif executor == "ray":
+        yield from cluster.run(workers.recipe(workload, reference, "ray"), trials, device=device, note=note)
     else:
         here, away = (_stack if executor == "ensemble" else _auto)(workload, trials, device, reference, note)
     recipe = workers.recipe(workload, reference) if away else None
