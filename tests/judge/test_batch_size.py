@@ -157,7 +157,7 @@ def test_where_nothing_fits_there_is_no_size_and_the_reason_is_kept():
 def test_a_step_that_waits_for_data_is_input_bound(share, bound):
     found = judge.input_bound(stretches(kernel(10), share=share), batch_size=64)
     assert found.value is bound
-    assert found.evidence["data_share"] == pytest.approx(share)
+    assert found.evidence["waiting_share"] == pytest.approx(share)
 
 
 def test_waits_on_both_sides_of_the_mark_cannot_tell():
@@ -183,9 +183,8 @@ def test_costs_follow_the_papers_law_and_meet_todays_run():
 @settings(max_examples=50, deadline=None)
 @given(critical=st.floats(0, 1e6), present=st.sampled_from(SIZES))
 def test_a_larger_batch_never_needs_more_steps_nor_fewer_examples(critical, present):
-    table = judge.costs(
-        judge.speeds(stretches(kernel(60), rounds=2), resamples=10), critical, present=present, steps=1000
-    )
+    speeds = pd.DataFrame({"batch_size": SIZES, "examples_per_second": 1.0, "step_seconds": SIZES})
+    table = judge.costs(speeds, critical, present=present, steps=1000)
     assert (table["steps"].diff().dropna() <= 1e-6).all()
     assert (table["examples"].diff().dropna() >= -1e-6).all()
 
@@ -231,18 +230,29 @@ def noise_rows(trace, length, *, small=32, large=512, population=0, draws=50, sp
     return pd.DataFrame(rows, columns=names)
 
 
-def test_the_critical_size_is_the_mean_of_the_noise_scale_over_the_steps():
+def test_the_critical_size_is_that_of_the_law_summed_over_a_trainings_steps():
     both = pd.concat([noise_rows(100.0, 1.0, steps=[0]), noise_rows(300.0, 1.0, steps=[100])])
     found = judge.critical(both)
-    assert found.value == 200
-    assert found.interval == pytest.approx((200, 200))
     assert found.evidence["noise_scale_by_step"] == pytest.approx({"0": 100, "100": 300})
+    fewest = 1 / (1 + 100 / 32) + 1 / (1 + 300 / 32)  # what two steps at 32 are worth without noise
+    examples = 32 * (2 - fewest)
+    assert found.value == round(examples / fewest)
+    assert found.evidence["noise_scale_interval"] == pytest.approx((examples / fewest,) * 2)
+    assert found.interval == pytest.approx((judge.ROUGH * examples / fewest, examples / fewest))
+
+
+def test_steps_that_noise_makes_endless_are_no_part_of_the_fewest():
+    lost = pd.concat([noise_rows(100.0, 1.0, steps=[0]), noise_rows(100.0, -10.0, steps=[100])])
+    found = judge.critical(lost)
+    assert found.evidence["noise_scale_by_step"]["100"] == float("inf")
+    assert found.value == round(32 * (2 * (1 + 100 / 32) - 1))
 
 
 def test_a_gradient_lost_in_its_noise_cannot_tell():
     found = judge.critical(noise_rows(1000.0, 0.01, spread=2.0, draws=6))
     assert found.value is None
     assert "lost in its noise" in found.summary
+    assert not judge.critical(noise_rows(100.0, -10.0)).told
 
 
 # -- the recommendation -----------------------------------------------------------------------
@@ -261,6 +271,7 @@ def test_the_recommendation_carries_peak_margin_and_every_caveat():
     assert found.evidence["evaluation_batch_size"] == 2048
     text = " ".join(found.caveats)
     assert all(rule in text for rule in ("B1)", "B6", "B7", "B11", "B12"))
+    assert f"Accumulating 4 such batches takes {4 * 512 / kernel(60)(512) * 1000:.3g} ms" in text
     assert "bn1, bn2, bn3 and 1 more" in text
 
 
@@ -285,7 +296,17 @@ def goal_rows(law, sizes=(16, 64, 256, 1024)):
 def test_the_critical_size_by_experiment_is_the_laws_own_at_the_best_rate_of_each_size():
     found = judge.measured_critical(goal_rows(lambda n: 50 * (1 + 120 / n)))
     assert found.value == 120
+    assert found.interval == pytest.approx((120, 120))
     assert "fewest steps (50)" in found.summary
+
+
+def test_its_interval_holds_what_is_found_without_one_of_the_sizes():
+    rows = goal_rows(lambda n: 50 * (1 + 120 / n))
+    rows.loc[rows["batch_size"] == 64, "steps"] *= 1.2
+    found = judge.measured_critical(rows)
+    low, high = found.interval
+    assert low == pytest.approx(120)  # without the size that is off
+    assert low < found.value < high
 
 
 @pytest.mark.parametrize("law", [lambda n: 100 + n / 10, lambda n: 1e5 / n**1.2])

@@ -19,18 +19,12 @@ from workup.trace import Trace, Trial
 from workup.workload import size
 
 #: slowest: no size whose step takes longer [s]; stretch [s]; rounds: least and most; below: doublings below
-#: today's size; width: relative width of the throughput intervals at which rounds end.
+#: today's size; noise: steps of a training, points on it, draws at each; width: relative width of the throughput
+#: intervals at which rounds end.
 BUDGET: dict[str, dict[str, Any]] = {
     "smoke": {"slowest": 0.3, "stretch": 0.03, "rounds": (2, 2), "below": 2, "noise": (30, 3, 4), "width": 0.2},
-    "standard": {"slowest": 2.0, "stretch": 0.25, "rounds": (3, 5), "below": 4, "noise": (200, 5, 6), "width": 0.1},
-    "thorough": {
-        "slowest": 20.0,
-        "stretch": 1.0,
-        "rounds": (5, 12),
-        "below": 6,
-        "noise": (1000, 10, 16),
-        "width": 0.05,
-    },
+    "standard": {"slowest": 2.0, "stretch": 0.25, "rounds": (3, 5), "below": 4, "noise": (200, 8, 6), "width": 0.1},
+    "thorough": {"slowest": 20, "stretch": 1.0, "rounds": (5, 12), "below": 6, "noise": (1000, 10, 16), "width": 0.05},
 }
 #: No size beyond this, where neither data nor memory ends the search before.
 CAP = 65536
@@ -156,26 +150,26 @@ def to_goal(session: Session, sizes: Sequence[int] | None = None) -> pd.DataFram
     Returns:
         A row per trial: batch_size, lr, steps (NaN where the goal was not reached).
     """
-    workload = session.workload
+    workload, present = session.workload, session.workload.batch_size
     if sizes is None:
-        wanted_sizes = (workload.batch_size // 4, workload.batch_size, 4 * workload.batch_size)
-        sizes = [n for n in wanted_sizes if 1 <= n <= roof(session)[0]] if session.budget == "thorough" else []
+        wanted = (present // 4, present, 4 * present) if session.budget == "thorough" else ()
+        sizes = [n for n in wanted if 1 <= n <= roof(session)[0]]
     if not sizes or workload.eval_data is None:
         return pd.DataFrame(columns=["batch_size", "lr", "steps"])
     count = min(BUDGET[session.budget]["noise"][0], workload.max_train_steps)
     today = Trial(
         lr=workload.lr,
         steps=count,
-        batch_size=workload.batch_size,
+        batch_size=present,
         seed=session.seed,
-        eval_every=max(1, count // 50),
+        eval_every=max(1, count // 100),
         eval_examples=512,
     )
     goal = float(_smooth(session.run([today], label="goal")[0]).iloc[-1])
     trials = []
-    for wanted in sizes:
-        scale = wanted / workload.batch_size
-        longer = dataclasses.replace(today, batch_size=wanted, steps=math.ceil(1.5 * count * max(1 / scale, 1)))
+    for size_ in sizes:
+        scale = size_ / present
+        longer = dataclasses.replace(today, batch_size=size_, steps=math.ceil(1.5 * count * max(1 / scale, 1)))
         rates = [float(f"{workload.lr * scale**0.5 * factor:.3g}") for factor in (0.5, 1, 2, 4, 8, 16)]
         trials += [dataclasses.replace(longer, lr=lr) for lr in rates]
     rows = []
