@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from workup import Prescription, Study, Trace, Trial, Workload, WorkloadError
-from workup.experiments import clipping, final_run, instability, learning_rate, warmup
+from workup.experiments import causes, clipping, final_run, instability, learning_rate, warmup
 from workup.experiments.session import Session
 from workup.finding import prescribe
 from workup.trace import COLUMNS
@@ -96,33 +96,43 @@ def test_multiples_of_lr_star_break_where_theory_says(session):
     # 0.08 and 0.16 lie below 2 / 10, 0.4 and 0.8 above.
     assert table.stability[:2].tolist() == ["stable", "stable"]
     assert table.stability[2:].isin(["diverged", "early"]).all()
-    remedies = instability.plan_fixes(session, traces)
-    assert {trial.lr for fix, trial in remedies.items() if fix != "lower lr"} == {traces[2].trial.lr}
-    fixed = instability.fix_table(remedies, session.run(list(remedies.values())))
-    test, unstable, fix = instability.conclude(session, traces, fixed)
+    remedies, fixed, found = explain(session, traces)
+    # Adam's multiples are of its own rate; of the others, each is paired at 5 and at 10 times lr*.
+    assert [(fix, times) for fix, times in remedies if fix == "adam"] == [("adam", 5.0), ("adam", 10.0)]
+    paired = {(times, t.lr) for (fix, times), t in remedies.items() if fix not in ("adam", "lower lr")}
+    assert paired == {(5.0, traces[2].trial.lr), (10.0, traces[3].trial.lr)}
+    assert fixed.cost.iloc[-1] == 0
+    assert (fixed.stability[fixed.fix == "adam"] == "stable").all()
+    test, unstable, cause, fix = found
     assert test.value == "stable"
     assert unstable.value == pytest.approx(0.4)
     assert unstable.interval == pytest.approx((0.16, 0.4))
     assert fix.value == "none"
+    assert {"adam", "lower lr"} <= set(fix.evidence["restored"])
+    assert cause.value == "learning_rate"
+
+
+def explain(session, traces):
+    """The cause and the remedies of notebook 05, as it takes them."""
+    adam, model = instability.another_optimizer(session, traces), instability.audit(session)
+    remedies = instability.plan_fixes(session, traces, adam, model)
+    fixed = instability.fix_table(remedies, session.run(list(remedies.values())))
+    return remedies, fixed, instability.conclude(session, traces, fixed, model, causes.find(session, traces))
 
 
 def test_a_workload_stable_at_ten_times_lr_star_is_told_it_needs_nothing(session):
     session = dataclasses.replace(session, notebook="05_instability", knobs={"lr": 0.01, "steps": 80})
     traces = session.run(instability.plan(session))
-    remedies = instability.plan_fixes(session, traces)
-    assert list(remedies) == ["nothing"]
-    fixed = instability.fix_table(remedies, session.run(list(remedies.values())))
-    test, unstable, fix = instability.conclude(session, traces, fixed)
-    assert (test.value, unstable.value, fix.value) == ("stable", None, "none")
+    remedies, _, (test, unstable, cause, fix) = explain(session, traces)
+    assert list(remedies) == [("nothing", 2.0)]
+    assert (test.value, unstable.value, cause.value, fix.value) == ("stable", None, "none", "none")
 
 
 def test_a_run_too_short_to_judge_is_called_neither_stable_nor_unstable(session):
     session = dataclasses.replace(session, notebook="05_instability", knobs={"lr": 0.01, "steps": 2})
     traces = session.run(instability.plan(session))
-    remedies = instability.plan_fixes(session, traces)
-    assert list(remedies) == ["nothing"]
-    fixed = instability.fix_table(remedies, session.run(list(remedies.values())))
-    test, unstable, fix = instability.conclude(session, traces, fixed)
+    remedies, _, (test, unstable, _, fix) = explain(session, traces)
+    assert list(remedies) == [("nothing", 2.0)]
     assert (test.value, unstable.value, fix.value) == ("cannot_tell", None, None)
     assert "cannot be told" in unstable.summary
     assert "cannot be told" in fix.summary

@@ -21,7 +21,7 @@ def test_the_first_remedy_in_the_playbooks_order_that_pays_is_recommended():
 def test_a_remedy_that_ends_no_lower_than_the_present_rate_is_not_worth_having():
     found = fixes.judge(tried(nothing=("mid", 2.0), clipping=("stable", 0.07), lower_lr=("stable", 0.0002)))
     assert found.value == "none"
-    assert "ends no lower" in found.summary
+    assert "no lower loss than lr* as it is" in found.summary
 
 
 def test_nothing_is_recommended_where_nothing_is_wrong():
@@ -41,3 +41,23 @@ def test_without_the_unfixed_trial_it_cannot_be_told():
 def test_whether_a_change_pays_does_not_depend_on_the_losses_scale(scale):
     assert fixes.pays(0.1 * scale, 0.2 * scale, 2.3 * scale)
     assert not fixes.pays(0.199 * scale, 0.2 * scale, 2.3 * scale)
+
+
+def test_the_lowest_unstable_rate_decides_and_the_highest_is_told():
+    low = tried(nothing=("mid", 2.0), warmup=("stable", 0.1), clipping=("stable", 0.2)).assign(times=2.0)
+    high = tried(nothing=("diverged", 9.0), warmup=("diverged", 9.0), clipping=("stable", 0.5)).assign(times=10.0)
+    lower = tried(lower_lr=("stable", 0.5)).assign(times=1.0)
+    found = fixes.judge(pd.concat([low, high, lower]))
+    assert found.value == "warmup"
+    assert "at 10 times lr* not" in found.summary
+    assert found.evidence["restored_at_highest"] == ["clipping", "lower lr"]
+    assert found.evidence["at 10 x lr*"]["warmup"] == {"stability": "diverged", "final": 9.0}
+
+
+def test_where_nothing_helps_what_the_audit_found_is_told():
+    table = tried(nothing=("early", 2.3), warmup=("early", 2.3))
+    assert "the model has no normalisation" in fixes.judge(table, advice="no normalisation").summary
+    table = pd.concat([table, tried(lower_lr=("stable", 0.5))])
+    found = fixes.judge(table, advice="no normalisation")
+    assert found.value == "none"
+    assert "The model has no normalisation" in found.summary

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,12 +11,14 @@ from workup.experiments.learning_rate import at, final_loss
 from workup.experiments.session import Session
 from workup.finding import Finding
 from workup.judge import fixes, stability
+from workup.measure import architecture
+from workup.measure.optimizers import sgd_momentum
 from workup.trace import Trace, Trial
 
-BUDGET = {
-    "smoke": {"steps": 120, "eval_examples": 64},
-    "standard": {"steps": 500, "eval_examples": 128},
-    "thorough": {"steps": 500, "eval_examples": 512},
+BUDGET: dict[str, Any] = {
+    "smoke": {"steps": 120, "eval_examples": 64, "adam": (1e-3,)},
+    "standard": {"steps": 500, "eval_examples": 128, "adam": (3e-4, 1e-3, 3e-3)},
+    "thorough": {"steps": 500, "eval_examples": 512, "adam": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)},
 }
 #: lr* itself for comparison, the test rate, and the double-check (playbook: C5, C7).
 MULTIPLES = (1, 2, 5, 10)
@@ -66,52 +69,101 @@ def table(traces: list[Trace]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def plan_fixes(session: Session, traces: list[Trace]) -> Mapping[str, Trial]:
-    """The playbook's remedies as paired trials at the lowest multiple that is not stable; none where all are."""
-    shaky = [trace for trace in traces[1:] if verdict(trace).value not in NOT_SHAKY]
-    if not shaky:
-        return {"nothing": traces[1].trial}
-    base, calm = shaky[0].trial, traces[0]
-    norms = calm.steps.grad_norm
-    clip = float(f"{np.nanpercentile(norms[np.isfinite(norms)], 90):.4g}") if np.isfinite(norms).any() else None
-    ramp = max(1, base.steps // 10)
-    tried = {
-        "nothing": base,
-        "warmup": dataclasses.replace(base, warmup_steps=ramp),
-        "clipping": dataclasses.replace(base, clip_norm=clip),
-        "warmup+clipping": dataclasses.replace(base, warmup_steps=ramp, clip_norm=clip),
-        "lower lr": calm.trial,
-    }
-    return tried if clip else {fix: trial for fix, trial in tried.items() if "clipping" not in fix}
+def shaky(traces: list[Trace]) -> list[Trace]:
+    """Those above lr* that are not stable."""
+    return [trace for trace in traces[1:] if verdict(trace).value not in NOT_SHAKY]
 
 
-def fix_table(tried: Mapping[str, Trial], traces: list[Trace]) -> pd.DataFrame:
-    """A row per remedy: fix, lr, stability, initial, final, status."""
-    rows = table(traces).assign(fix=list(tried))
-    return rows[["fix", "lr", "stability", "initial", "final", "status"]]
+def another_optimizer(session: Session, traces: list[Trace]) -> list[Trace]:
+    """Adam at rates usual for it, where something is unstable and the workload's own optimizer is SGD; else none."""
+    if not shaky(traces) or sgd_momentum(session.workload) is None:
+        return []
+    trials = [at(traces[0].trial, lr, optimizer="adam") for lr in BUDGET[session.budget]["adam"]]
+    return session.run(trials, label="Adam's own rate")
 
 
-def conclude(session: Session, traces: list[Trace], fixed: pd.DataFrame) -> tuple[Finding, ...]:
-    """stability (at 2 x lr*), unstable_lr (the lowest multiple that is not stable) and recommended_fix."""
+def audit(session: Session) -> architecture.Audit:
+    """The model's residual branches and norms, and the changes to them that need none of its code."""
+    return architecture.audit(session.workload, device=session.device, seed=session.seed)
+
+
+def plan_fixes(
+    session: Session, traces: list[Trace], adam: list[Trace], model: architecture.Audit
+) -> dict[tuple[str, float], Trial]:
+    """The playbook's remedies, by name and multiple of lr*, at the lowest and the highest that is not stable.
+
+    Paired: equal seeds, batches and steps. Adam's multiples are of its own best rate. Where all
+    is stable, the run at twice lr* alone.
+    """
+    hot, calm = shaky(traces), traces[0]
+    if not hot:
+        return {("nothing", _times(traces[1].trial, calm)): traces[1].trial}
+    ramp = max(1, calm.trial.steps // 10)
+    norms = calm.steps.grad_norm[np.isfinite(calm.steps.grad_norm)]
+    clip = float(f"{np.percentile(norms, 90):.4g}") if len(norms) and norms.max() > 0 else None
+    remedies: dict[str, dict[str, Any]] = {"nothing": {}, "warmup": {"warmup_steps": ramp}}
+    if clip:
+        remedies |= {"clipping": {"clip_norm": clip}, "warmup+clipping": {"warmup_steps": ramp, "clip_norm": clip}}
+    remedies |= {"pre-norm": {"change": model.pre_norm}} if model.pre_norm else {}
+    remedies |= {"zero-init": {"change": model.zero_init}} if model.zero_init else {}
+    own = min(adam, key=lambda trace: (not trace.done, np.nan_to_num(final_loss(trace), nan=np.inf)), default=None)
+    planned: dict[tuple[str, float], Trial] = {}
+    for base in dict.fromkeys([hot[0].trial, hot[-1].trial]):
+        times = _times(base, calm)
+        planned |= {(fix, times): dataclasses.replace(base, **how) for fix, how in remedies.items()}
+        if own is not None:
+            planned["adam", times] = at(own.trial, own.trial.lr * times)
+    return {**planned, ("lower lr", 1.0): calm.trial}
+
+
+def _times(trial: Trial, calm: Trace) -> float:
+    return float(f"{trial.lr / calm.trial.lr:.3g}")
+
+
+def fix_table(tried: Mapping[tuple[str, float], Trial], traces: list[Trace]) -> pd.DataFrame:
+    """A row per remedy: fix, times (lr*), lr, stability, initial, final, cost (its final loss above lr*'s), status."""
+    rows = table(traces).assign(fix=[fix for fix, _ in tried], times=[times for _, times in tried])
+    rows["cost"] = rows.final - rows.final.iloc[-1]
+    return rows[["fix", "times", "lr", "stability", "initial", "final", "cost", "status"]]
+
+
+def at_lowest(tried: Mapping[tuple[str, float], Trial], traces: list[Trace]) -> dict[str, Trace]:
+    """The traces at the lowest rate that was not stable, and at lr*, by remedy: for a figure."""
+    low = min(times for fix, times in tried if fix == "nothing")
+    named = dict(zip(tried, traces, strict=True))
+    return {fix: trace for (fix, times), trace in named.items() if times == low or fix == "lower lr"}
+
+
+def conclude(
+    session: Session, traces: list[Trace], fixed: pd.DataFrame, model: architecture.Audit, cause: Finding
+) -> tuple[Finding, ...]:
+    """stability (at 2 x lr*), unstable_lr (the lowest multiple that is not stable), its cause and recommended_fix."""
     rows = table(traces)
-    test = verdict(traces[1])
-    missed = stability.judge(traces[1].steps.eval_loss[::50]) if traces[1].trial.eval_every else None
-    seen_rarely = "not evaluated" if missed is None else str(missed.value)
+    test, steps = verdict(traces[1]), traces[1].steps
+    rarely = stability.judge(steps.loss, eval_loss=steps.eval_loss.where((steps.step + 1) % 50 == 0))
     checks = {f"{row.times_best:.0f}x": row.stability for row in rows.itertuples()}
     test = dataclasses.replace(
         test,
         rule="playbook: C2, C5, C7",
         summary=f"At 2 x {traces[0].trial.lr:.3g}: {test.summary}",
-        evidence={**test.evidence, "lr": traces[1].trial.lr, "multiples": checks, "evaluated_every_50": seen_rarely},
+        evidence={
+            **test.evidence,
+            "lr": traces[1].trial.lr,
+            "multiples": checks,
+            "shown_by_evaluation_every_50": rarely.evidence.get("eval_shows", []),
+        },
     )
-    shaky = rows[~rows.stability.isin(NOT_SHAKY) & (rows.times_best > 1.5)]
-    return session.conclude(test, _unstable(rows, shaky), fixes.judge(fixed))
+    hot = rows[~rows.stability.isin(NOT_SHAKY) & (rows.times_best > 1.5)]
+    advice = model.advice
+    fix = fixes.judge(fixed, advice=advice)
+    fix = dataclasses.replace(fix, evidence={**fix.evidence, "audit": advice or "nothing stands out"})
+    return session.conclude(test, _unstable(rows, hot), cause, fix)
 
 
-def _unstable(rows: pd.DataFrame, shaky: pd.DataFrame) -> Finding:
+def _unstable(rows: pd.DataFrame, hot: pd.DataFrame) -> Finding:
     calm = float(rows.lr[rows.stability == "stable"].max()) if (rows.stability == "stable").any() else None
     untold = rows[rows.stability == "cannot_tell"]
-    if shaky.empty and len(untold):
+    if hot.empty and len(untold):
         return Finding(
             name="unstable_lr",
             value=None,
@@ -120,7 +172,7 @@ def _unstable(rows: pd.DataFrame, shaky: pd.DataFrame) -> Finding:
             confidence="low",
             settle="Train longer.",
         )
-    if shaky.empty:
+    if hot.empty:
         return Finding(
             name="unstable_lr",
             value=None,
@@ -129,7 +181,7 @@ def _unstable(rows: pd.DataFrame, shaky: pd.DataFrame) -> Finding:
             confidence="high",
             settle="Sweep higher rates, if a higher one would be of use.",
         )
-    first = shaky.iloc[0]
+    first = hot.iloc[0]
     return Finding(
         name="unstable_lr",
         value=float(first.lr),

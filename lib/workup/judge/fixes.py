@@ -1,11 +1,13 @@
 """Which remedy for an unstable rate (playbook: C8), from paired short trials."""
 
+from typing import Any
+
 import pandas as pd
 
 from workup.finding import Finding
 
 #: The playbook's order of trying; the present setting at a lower rate comes last.
-ORDER = ("warmup", "clipping", "warmup+clipping", "adam", "lower lr")
+ORDER = ("warmup", "clipping", "warmup+clipping", "adam", "pre-norm", "zero-init", "lower lr")
 RULE = "playbook: C8"
 CAVEATS = ("One short trial a fix, at one seed.",)
 
@@ -23,7 +25,7 @@ def pays(final: float, instead_of: float, initial: float) -> bool:
     return instead_of - final >= WORTH * abs(initial - instead_of)
 
 
-def judge(trials: pd.DataFrame) -> Finding:
+def judge(trials: pd.DataFrame, *, advice: str = "") -> Finding:
     """The first remedy, in the playbook's order, that trains stably where nothing did, and pays.
 
     An instability only matters where it forces a rate that is too small (playbook: C1), so a
@@ -32,11 +34,13 @@ def judge(trials: pd.DataFrame) -> Finding:
     Args:
         trials: columns ``fix`` (one of ``ORDER``, or "nothing" for the rate as it is),
             ``stability`` (its verdict), ``final`` (loss at the end, lower is better) and
-            ``initial`` (loss before training).
+            ``initial`` (loss before training); ``times``, the multiple of lr*, where more than one
+            unstable rate was tried: the lowest decides, and the highest is told beside it.
+        advice: what an audit of the model found, for where no remedy helps.
 
     Returns:
         ``recommended_fix``: "none" where none is worth having; its evidence lists how each
-        remedy ended.
+        remedy ended, at each multiple.
 
     Example:
         >>> tried = pd.DataFrame({"fix": ["nothing", "warmup", "lower lr"],
@@ -44,71 +48,68 @@ def judge(trials: pd.DataFrame) -> Finding:
         >>> judge(tried).value
         'warmup'
     """
-    rows = trials.set_index("fix")
-    if "nothing" not in rows.index:
-        return Finding(
-            name="recommended_fix",
-            value=None,
-            rule=RULE,
-            summary="No trial at the unstable rate was given.",
-            confidence="low",
-            settle="Run the rate as it is, and each fix, with equal seeds and batches.",
-        )
-    evidence = {str(fix): {"stability": row.stability, "final": row.final} for fix, row in rows.iterrows()}
+    if "times" not in trials:
+        trials = trials.assign(times=1.0)
+    multiples = trials.times[trials.fix == "nothing"]
+    if multiples.empty:
+        what = "No trial at the unstable rate was given."
+        return _untold(what, "Run the rate as it is, and each fix, with equal seeds and batches.", {})
+    at = {times: _at(trials, times) for times in (multiples.min(), multiples.max())}
+    rows, high = at[multiples.min()], at[multiples.max()]
+    evidence: dict[str, Any] = {f"at {times:g} x lr*": _ends(table) for times, table in at.items()}
     if rows.stability["nothing"] == "stable":
-        return Finding(
-            name="recommended_fix",
-            value="none",
-            rule=RULE,
-            summary="Training is stable as it is: no fix is needed.",
-            confidence="high",
-            evidence=evidence,
-        )
+        return _finding("none", "Training is stable as it is: no fix is needed.", evidence, confidence="high")
     if rows.stability["nothing"] == "cannot_tell":
-        return Finding(
-            name="recommended_fix",
-            value=None,
-            rule=RULE,
-            summary="Whether training is stable as it is cannot be told, so no fix can be judged.",
-            confidence="low",
-            evidence=evidence,
-            settle="Train longer.",
-        )
+        what = "Whether training is stable as it is cannot be told, so no fix can be judged."
+        return _untold(what, "Train longer.", evidence)
     tried = [fix for fix in ORDER if fix in rows.index]
     works = [fix for fix in tried if rows.stability[fix] == "stable"]
     if not works:
-        return Finding(
-            name="recommended_fix",
-            value="architecture",
-            rule=RULE,
-            summary=f"None of {', '.join(tried)} restored stable training: look at normalisation, residual "
-            "connections and their initialisation.",
-            confidence="medium",
-            evidence=evidence,
-        )
+        look = f"the model has {advice}" if advice else "look at normalisation, residual connections, initialisation"
+        return _finding("architecture", f"None of {', '.join(tried)} restored stable training: {look}.", evidence)
+    evidence |= {"restored": works, "restored_at_highest": [fix for fix in works if high.stability[fix] == "stable"]}
     low = rows.final.get("lower lr", float("inf"))
     worth = [fix for fix in works if fix != "lower lr" and pays(rows.final[fix], low, rows.initial["nothing"])]
     if "lower lr" in rows.index and not worth:
-        restored = ", ".join(fix for fix in works if fix != "lower lr") or "No remedy"
-        return Finding(
-            name="recommended_fix",
-            value="none",
-            rule=RULE,
-            summary=f"{restored} restores stable training at the higher rate, but ends no lower than lr* as it is.",
-            confidence="medium",
-            evidence={**evidence, "restored": works},
-            caveats=CAVEATS,
-        )
+        cures = [fix for fix in works if fix != "lower lr"]
+        has = f" The model has {advice}." if advice else ""
+        text = f"No remedy restores stable training at the higher rate.{has}"
+        if cures:
+            verb = "restores" if len(cures) == 1 else "restore"
+            text = f"{', '.join(cures)} {verb} stable training at the higher rate, but no lower loss than lr* as it is."
+        return _finding("none", text, evidence, caveats=CAVEATS)
     works = worth or works
-    chosen = works[0]
-    least = min(works, key=lambda fix: rows.final[fix])
+    chosen, least = works[0], min(works, key=lambda fix: rows.final[fix])
+    text = f"{chosen} restores stable training (final loss {rows.final[chosen]:.3g})"
+    if len(at) > 1 and chosen != "lower lr":
+        holds = "too" if high.stability[chosen] == "stable" else "not"
+        text += f", at {multiples.max():g} times lr* {holds}"
     note = "" if least == chosen else f" The lowest final loss came with {least} ({rows.final[least]:.3g})."
+    return _finding(chosen, f"{text}.{note}", evidence, caveats=CAVEATS)
+
+
+def _at(trials: pd.DataFrame, times: float) -> pd.DataFrame:
+    """The remedies tried at one multiple of lr*, and lr* itself, by fix."""
+    return trials[(trials.times == times) | (trials.fix == "lower lr")].set_index("fix")
+
+
+def _ends(rows: pd.DataFrame) -> dict[str, Any]:
+    return {str(fix): {"stability": row.stability, "final": row.final} for fix, row in rows.iterrows()}
+
+
+def _finding(value: str, text: str, evidence: Any, confidence: str = "medium", **more: Any) -> Finding:
+    return Finding(
+        name="recommended_fix", value=value, rule=RULE, summary=text, confidence=confidence, evidence=evidence, **more
+    )
+
+
+def _untold(text: str, settle: str, evidence: Any) -> Finding:
     return Finding(
         name="recommended_fix",
-        value=chosen,
+        value=None,
         rule=RULE,
-        summary=f"{chosen} restores stable training (final loss {rows.final[chosen]:.3g}).{note}",
-        confidence="medium",
-        evidence={**evidence, "restored": works},
-        caveats=CAVEATS,
+        summary=text,
+        confidence="low",
+        evidence=evidence,
+        settle=settle,
     )

@@ -1,5 +1,6 @@
 """Batches: the same ones in the same order for the same seed, whatever else a trial sets."""
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -32,6 +33,17 @@ def loader(workload: Workload, batch_size: int, *, seed: int) -> DataLoader:
     return DataLoader(
         data, batch_size=batch_size, sampler=sampler, drop_last=True, generator=generator, **workload.loader
     )
+
+
+def indices(workload: Workload, batch_size: int, *, seed: int, step: int) -> list[int] | None:
+    """Which examples the training batch of that step holds; None for data that is only iterated over."""
+    if isinstance(workload.train_data, IterableDataset) or size(workload.train_data) is None:
+        return None
+    source = loader(workload, batch_size, seed=seed)
+    drawn: Any = source.sampler if source.batch_sampler is None else source.batch_sampler
+    for _ in range(step // len(drawn)):
+        list(drawn)
+    return list(next(itertools.islice(drawn, step % len(drawn), None)))
 
 
 def sliceable(workload: Workload, data: Any = None) -> bool:

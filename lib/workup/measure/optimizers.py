@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from workup.errors import ParameterError, nearest
+from workup.measure.state import preserved
+from workup.workload import Workload
 
 Build = Callable[[Iterable[Any], float], torch.optim.Optimizer]
 
@@ -33,3 +35,10 @@ def builder(name: str) -> Build:
     if name not in OPTIMIZERS:
         raise ParameterError(f"optimizer {name!r} is unknown. {nearest(name, OPTIMIZERS)}")
     return OPTIMIZERS[name]
+
+
+def sgd_momentum(workload: Workload) -> float | None:
+    """The momentum of a workload that trains by SGD; None where its optimizer is another."""
+    with preserved():
+        optimizer = workload.optimizer(workload.build_model().parameters(), workload.lr)
+    return optimizer.param_groups[0]["momentum"] if isinstance(optimizer, torch.optim.SGD) else None

@@ -17,6 +17,7 @@ NAMES = {
     "lr_schedule": "Learning-rate schedule",
     "lr_at_edge": "Best rate at the edge of instability",
     "unstable_lr": "Unstable from learning rate",
+    "instability_cause": "Cause of the instability",
     "clip_norm": "Clipping threshold",
     "clipped_fraction": "Share of steps clipped",
     "input_bound": "Bound by its input",
