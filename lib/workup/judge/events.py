@@ -12,14 +12,19 @@ import pandas as pd
 
 #: Fewest finite values that can be judged.
 FEWEST = 12
-#: An event lifts a running median this many of its standard deviations above the lowest it had been …
-CLEAR = 11.07
+#: An event lifts a running median above the lowest it had been by this many times what chance alone does to
+#: medians of Gaussian noise: the highest of k stands 2 sqrt(2 ln k) of their deviations above the lowest …
+CLEAR = 1.75
+#: … by this many deviations of single values, before it and after, as an eye asks that looks at a long slow rise …
+VISIBLE = 2.1
 #: … and by this share of the whole descent; the loss is back when half of what was needed is left.
-SHARE = 0.0303
+SHARE = 0.0195
 #: It stays up for this many logged values at the least (a median over 5 needs three high ones for that).
 LASTS = 3
 #: Lengths of the running medians, in logged values; a longer one is used once the run is eight of it long.
 WINDOWS = (5, 15, 45, 135, 405, 1215)
+#: Logged values that a noise is told from.
+NOISE_WINDOW = 64
 
 
 def find_events(y: np.ndarray) -> list[dict[str, Any]]:
@@ -39,25 +44,31 @@ def _at_scale(y: np.ndarray, noise: np.ndarray, window: int) -> list[dict[str, A
     """Rises of the running median over ``window`` above the lowest level before it."""
     # The first loss is a single draw: as a level to rise above it gets two deviations of grace.
     y = np.concatenate([y[:1] + 2 * noise[0], y[1:]])
-    level, best = _level(y, window), _level(y, 3 if window == WINDOWS[0] else window)
-    before = np.concatenate([np.full(window, y[0]), best[:-window]])
+    # The shortest window compares medians of three, as soon as three high values can follow a low one.
+    short = 3 if window == WINDOWS[0] else window
+    level, steps = _level(y, window), np.arange(len(y))
+    before = np.concatenate([np.full(short, y[0]), _level(y, short)[:-short]])
     low = np.minimum.accumulate(before)
-    where = np.maximum.accumulate(np.where(before <= low, np.arange(len(y)), 0))
+    where = np.maximum.accumulate(np.where(before <= low, steps, 0))
     where = np.maximum(where - window, 0)
-    white, wander = 1.25 * noise[where] / np.sqrt(window), _wander(level, window)[where]
+    # Noise that grows as training sets in is no rise: what it was at the lowest level, and what it is now.
+    single = np.maximum(noise[where], noise)
+    white, wander = 1.25 * single / np.sqrt(window), _wander(level, window)[where]
     spread = np.where(wander > 1.5 * white, wander, white)
-    need = np.maximum(CLEAR * spread, SHARE * (y[0] - low))
+    chance = 2 * np.sqrt(2 * np.log(1 + np.maximum(steps / window, 1)))
+    visible = VISIBLE * np.maximum(single, noise[np.minimum(steps + NOISE_WINDOW - 1, len(y) - 1)])
+    need = np.maximum.reduce([CLEAR * chance * spread, visible, SHARE * (y[0] - low)])
     over = level - low > need
     found, t = [], 0
     while t < len(y) and over[t:].any():
         first = t + int(np.argmax(over[t:]))
-        base, tolerance, size_unit = low[first], need[first] / 2, noise[where[first]]
-        back = np.flatnonzero(level[first:] <= base + tolerance)
+        base, size_unit = low[first], noise[where[first]]
+        back = np.flatnonzero(level[first:] <= base + need[first] / 2)
         stop = first + int(back[0]) if len(back) else len(y)
         t = stop
         if stop - first < LASTS and stop < len(y):
             continue
-        under = np.flatnonzero(y[: first + 1] <= base + tolerance)
+        under = np.flatnonzero(y[: first + 1] <= base + need[first])
         begin = int(under[-1]) + 1 if len(under) else 0
         peak = begin + int(np.argmax(level[begin:stop])) if stop > begin else first
         height = float(level[peak] - base)
@@ -96,16 +107,17 @@ def _level(y: np.ndarray, window: int) -> np.ndarray:
     return level
 
 
-def noise_of(y: np.ndarray, window: int = 64) -> np.ndarray:
-    """Local standard deviation of single values about the trend, shape [n], from the past only.
+def noise_of(y: np.ndarray) -> np.ndarray:
+    """Local standard deviation of single values about the trend, shape [n], from a window that ends there.
 
-    Second differences see noise and neither slope nor level. For all of the first
-    window stands its end, so that an early rise cannot hide itself.
+    Second differences see noise and neither slope nor level. Within the first window stands its
+    end, so that an early rise cannot hide itself, or what it was so far where that is more.
     """
     bends = pd.Series(np.abs(np.diff(y, n=2, prepend=[y[0], y[0]])) if len(y) else [])
-    spread = bends.rolling(window, min_periods=1).median().to_numpy(copy=True) * 1.4826 / np.sqrt(6)
-    first = min(window, len(y)) - 1
-    spread[: first + 1] = spread[first]
+    spread = bends.rolling(NOISE_WINDOW, min_periods=1).median().to_numpy(copy=True) * 1.4826 / np.sqrt(6)
+    end = min(NOISE_WINDOW, len(y)) - 1
+    spread[: end // 2] = spread[end // 2]
+    spread[: end + 1] = np.maximum(spread[: end + 1], spread[end])
     # Logged losses are often rounded: noise below the rounding is not to be believed.
     moves = np.abs(np.diff(y))
     return np.maximum(spread, moves[moves > 0].min(initial=np.inf) / 2) if moves.any() else spread
