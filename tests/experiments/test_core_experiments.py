@@ -150,6 +150,29 @@ def test_warmup_plans_orders_of_magnitude_to_a_tenth_of_the_run_and_finds_that_n
     assert prescribe(session.study.findings(), workload=session.workload).peak_lr == 0.01
 
 
+@pytest.mark.parametrize("known", [{}, {"unstable_lr": 0.01}])
+def test_no_warmup_is_needed_only_where_a_rate_is_known_to_be_unstable(session, known):
+    session = dataclasses.replace(session, notebook="06_warmup", knobs={"lr": 0.01, **known})
+    (found,) = warmup.conclude(session, session.run(warmup.plan(session)))
+    # Without a ramp all of 0.01, 0.03 and 0.1 train: the edge is at 0.2.
+    assert found.value == (0 if known else None)
+    assert known or "no rate is known to be unstable" in found.summary
+
+
+def test_a_trial_that_fails_is_neither_stable_nor_unstable(session):
+    def metric(model, batch):
+        if model.w.abs() > 10:
+            raise ValueError("out of range")
+        return batch[0][:, 0]
+
+    broken = dataclasses.replace(session.workload, metrics={"oops": metric})
+    session = dataclasses.replace(session, workload=broken, notebook="05_instability", knobs={"lr": 0.08, "steps": 80})
+    traces = session.run(instability.plan(session))
+    assert [trace.status for trace in traces] == ["finished", "finished", "failed", "failed"]
+    assert instability.table(traces).stability.tolist() == ["stable", "stable", "cannot_tell", "cannot_tell"]
+    assert "ValueError: out of range" in instability.verdict(traces[2]).summary
+
+
 def test_the_threshold_comes_from_the_unclipped_norms_of_the_rate_at_hand(session):
     session = dataclasses.replace(session, notebook="07_clipping", knobs={"lr": 0.01, "high_lr": 0.25, "steps": 100})
     traces = session.run(clipping.plan(session))

@@ -68,3 +68,16 @@ def test_nothing_tried_cannot_be_told():
 def test_a_missing_column_is_named():
     with pytest.raises(ParameterError, match="warmup_steps"):
         warmup.judge([{"lr": 1.0, "final": 0.3}])
+
+
+@pytest.mark.parametrize("finals", [{0: 0.3, 10: 0.3}, {0: NAN, 10: NAN}, {}])
+def test_where_trials_failed_it_is_told_neither_that_no_warmup_is_needed_nor_that_none_is_enough(finals):
+    failed = {"warmup_steps": 100, "lr": 10.0, "status": "failed", "final": NAN, "reason": "step 3: ValueError: oops"}
+    found = warmup.judge([*rows(finals), failed])
+    assert not found.told
+    assert f"1 of {len(finals) + 1} trials failed (step 3: ValueError: oops)" in found.summary
+
+
+def test_a_warmup_that_works_is_told_though_another_trial_failed():
+    failed = {"warmup_steps": 100, "lr": 10.0, "status": "out_of_memory", "final": NAN}
+    assert warmup.judge([*rows({0: NAN, 10: 0.3}), failed]).value == 10

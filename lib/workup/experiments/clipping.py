@@ -5,7 +5,7 @@ import dataclasses
 import pandas as pd
 
 from workup.experiments import instability
-from workup.experiments.learning_rate import final_loss
+from workup.experiments.learning_rate import final_loss, initial_loss
 from workup.experiments.session import Session
 from workup.finding import Finding
 from workup.judge import clipping as judge
@@ -54,7 +54,7 @@ def table(traces: list[Trace]) -> pd.DataFrame:
             "clip_norm": [float("nan") if t.trial.clip_norm is None else t.trial.clip_norm for t in traces],
             "clipped_fraction": [float(t.steps.clipped.mean()) if len(t.steps) else float("nan") for t in traces],
             "stability": [instability.verdict(t).value for t in traces],
-            "initial": [t.steps.loss.iloc[0] for t in traces],
+            "initial": [initial_loss(t) for t in traces],
             "final": [final_loss(t) for t in traces],
             "status": [t.status for t in traces],
         }

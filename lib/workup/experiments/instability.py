@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workup.experiments.learning_rate import at, final_loss
+from workup.experiments.learning_rate import at, final_loss, initial_loss
 from workup.experiments.session import Session
 from workup.finding import Finding
 from workup.judge import fixes, stability
@@ -44,10 +44,14 @@ def plan(session: Session) -> list[Trial]:
 
 
 def verdict(trace: Trace) -> Finding:
-    """The stability of one trace, from its per-step evaluation where it has one."""
+    """The stability of one trace, from its per-step evaluation where it has one; of one that failed, none."""
     steps = trace.steps
     evaluated = steps.eval_loss if steps.eval_loss.notna().any() else None
-    return stability.judge(steps.loss, grad_norm=steps.grad_norm, eval_loss=evaluated, lr=steps.lr, step=steps.step)
+    found = stability.judge(steps.loss, grad_norm=steps.grad_norm, eval_loss=evaluated, lr=steps.lr, step=steps.step)
+    if trace.status not in ("failed", "out_of_memory"):
+        return found
+    why, then = f"The trial did not run to its end ({trace.reason}).", "Mend what failed, and run it again."
+    return dataclasses.replace(found, value="cannot_tell", summary=why, confidence="low", settle=then)
 
 
 def table(traces: list[Trace]) -> pd.DataFrame:
@@ -61,7 +65,7 @@ def table(traces: list[Trace]) -> pd.DataFrame:
                 "lr": trace.trial.lr,
                 "stability": found.value or "cannot_tell",
                 "events": len(found.evidence.get("events", ())),
-                "initial": trace.steps.loss.iloc[0],
+                "initial": initial_loss(trace),
                 "final": final_loss(trace),
                 "status": trace.status,
             }
@@ -168,9 +172,9 @@ def _unstable(rows: pd.DataFrame, hot: pd.DataFrame) -> Finding:
             name="unstable_lr",
             value=None,
             rule="playbook: C7, D1",
-            summary=f"Whether training is stable at {untold.lr.min():.3g} cannot be told: too few steps.",
+            summary=f"Whether training is stable at {untold.lr.min():.3g} cannot be told: too few steps, or it failed.",
             confidence="low",
-            settle="Train longer.",
+            settle="Train longer, or mend what failed.",
         )
     if hot.empty:
         return Finding(

@@ -3,22 +3,25 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from workup.errors import WorkloadError
 from workup.experiments.session import Session
 from workup.finding import Finding
 from workup.judge import learning_rate as judge
+from workup.judge import search
 from workup.trace import Trace, Trial
 
-#: steps per trial; factor between coarse and between refined rates as a power of ten; seeds refined with.
+#: steps per trial; factor between coarse and between refined rates as a power of ten; coarse rates on each
+#: side to begin with; seeds refined with.
 BUDGET: dict[str, dict[str, Any]] = {
-    "smoke": {"steps": 60, "coarse": 1.0, "fine": 0.5, "seeds": 1},
-    "standard": {"steps": 300, "coarse": 0.5, "fine": 0.25, "seeds": 2},
-    "thorough": {"steps": 1000, "coarse": 0.5, "fine": 0.125, "seeds": 3},
+    "smoke": {"steps": 60, "coarse": 1.0, "fine": 0.5, "reach": 1, "seeds": 1},
+    "standard": {"steps": 300, "coarse": 0.5, "fine": 0.25, "reach": 1, "seeds": 2},
+    "thorough": {"steps": 1000, "coarse": 0.5, "fine": 0.125, "reach": 2, "seeds": 3},
 }
-#: The sweep is widened until its best rate has worse ones on both sides, at most so often.
-WIDEN_AT_MOST = 6
+#: Rounds of widening, and of refining, at most.
+ROUNDS = 6
 
 
 def plan(session: Session) -> list[Trial]:
@@ -37,8 +40,7 @@ def plan(session: Session) -> list[Trial]:
         eval_every=max(1, steps // 10) if evaluated else 0,
         eval_examples=256,
     )
-    reach = round(1 / budget["coarse"])
-    return [at(first, centre * 10 ** (budget["coarse"] * k)) for k in range(-reach, reach + 1)]
+    return [at(first, centre * 10 ** (budget["coarse"] * k)) for k in range(-budget["reach"], budget["reach"] + 1)]
 
 
 def at(trial: Trial, lr: float, **changes: object) -> Trial:
@@ -49,40 +51,38 @@ def at(trial: Trial, lr: float, **changes: object) -> Trial:
 def widen(session: Session, traces: list[Trace]) -> list[Trace]:
     """More rates at the ends until the best has a worse one below and an infeasible one above."""
     factor = 10 ** BUDGET[session.budget]["coarse"]
-    for _ in range(WIDEN_AT_MOST):
-        seen = judge.summary(table(traces))
-        if seen.empty:
+    for _ in range(ROUNDS):
+        if judge.summary(table(traces)).empty:
             name, failed = session.workload.name, traces[0].reason
             raise WorkloadError(f"workload {name!r}: none of {len(traces)} trials could be trained: {failed}")
-        rates, feasible = seen.lr.to_numpy(), seen.feasible.to_numpy(dtype=bool)
-        trial = traces[0].trial
-        if not feasible.any() or seen.best_here.iloc[0]:
-            more = [at(trial, rates[0] / factor), at(trial, rates[0] / factor**2)]
-        elif feasible[-1]:
-            more = [at(trial, rates[-1] * factor)]
-        else:
+        more = [at(traces[0].trial, lr) for lr in search.wider(table(traces), factor)]
+        if not more:
             break
         traces = traces + session.run(more, label=f"widened to {more[-1].lr:.2g}")
     return traces
 
 
 def refine(session: Session, traces: list[Trace]) -> list[Trace]:
-    """Finer rates between the best and its neighbours and below the edge, with the seeds of the budget."""
-    budget = BUDGET[session.budget]
-    seen = judge.summary(table(traces))
-    if not seen.feasible.any():
-        return traces
-    fine, coarse = 10 ** budget["fine"], 10 ** budget["coarse"]
-    best = float(seen.lr[seen.best_here].iloc[0])
-    edge = float(seen.lr[seen.feasible].max())
-    steps = range(1, round(budget["coarse"] / budget["fine"]))
-    rates = {best, edge, best * fine, best / fine}
-    rates |= {edge * fine**k for k in steps} | {best * coarse, best / coarse}
-    trial = traces[0].trial
-    seeds = range(session.seed, session.seed + budget["seeds"])
-    trials = [at(trial, lr, seed=seed) for lr in sorted(rates) for seed in seeds]
+    """Finer rates beside the best and below the edge, then other seeds for those that could be the best.
+
+    ``thorough`` trains every finer rate within a coarse factor of either, with every seed.
+    """
+    budget, trial = BUDGET[session.budget], traces[0].trial
+    fine = 10 ** budget["fine"]
+    for _ in range(ROUNDS):
+        rates = search.finer(table(traces), fine)
+        if not rates:
+            break
+        traces = traces + session.run([at(trial, lr) for lr in rates], label="refined around the best")
+    rates = search.contenders(table(traces))
+    if session.budget == "thorough" and rates:
+        seen = judge.summary(table(traces))
+        k = np.arange(-round(budget["coarse"] / budget["fine"]), round(budget["coarse"] / budget["fine"]) + 1)
+        edge = seen.lr[seen.feasible].max()
+        rates = sorted({*(seen.lr[seen.best_here].iloc[0] * fine**k), *(edge * fine ** k[k >= 0])})
     known = {trace.trial for trace in traces}
-    return traces + session.run([t for t in dict.fromkeys(trials) if t not in known], label="refined around the best")
+    trials = [at(trial, lr, seed=session.seed + seed) for lr in rates for seed in range(budget["seeds"])]
+    return traces + session.run([t for t in dict.fromkeys(trials) if t not in known], label="other seeds")
 
 
 def table(traces: list[Trace]) -> pd.DataFrame:
@@ -101,7 +101,7 @@ def table(traces: list[Trace]) -> pd.DataFrame:
                 "status": trace.status,
                 "final": final_loss(trace),
                 "best": float(means.min()),
-                "initial": trace.steps.loss.iloc[0] if len(trace.steps) else float("nan"),
+                "initial": initial_loss(trace),
                 "loss": trace.steps.loss.to_numpy(),
             }
         )
@@ -110,6 +110,11 @@ def table(traces: list[Trace]) -> pd.DataFrame:
 
 def _smooth(trace: Trace) -> pd.Series:
     return trace.steps.loss.rolling(max(1, trace.trial.steps // 10)).mean()
+
+
+def initial_loss(trace: Trace) -> float:
+    """Training loss before the first update; NaN where not even that was reached."""
+    return float(trace.steps.loss.iloc[0]) if len(trace.steps) else float("nan")
 
 
 def final_loss(trace: Trace) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from workup.experiments import instability
-from workup.experiments.learning_rate import at, final_loss
+from workup.experiments.learning_rate import at, final_loss, initial_loss
 from workup.experiments.session import Session
 from workup.finding import Finding
 from workup.judge import warmup as judge
@@ -71,7 +71,8 @@ def table(traces: list[Trace]) -> pd.DataFrame:
                 "status": trace.status,
                 "stability": instability.verdict(trace).value,
                 "final": final_loss(trace),
-                "initial": trace.steps.loss.iloc[0],
+                "initial": initial_loss(trace),
+                "reason": trace.reason,
                 "loss": trace.steps.loss.to_numpy(),
             }
         )
@@ -91,9 +92,26 @@ def best(session: Session, traces: list[Trace]) -> Finding:
     return min(useful, key=lambda found: found.evidence["final"]) if useful else judge.judge(rows, **known)
 
 
+def _edge_known(session: Session, found: Finding) -> bool:
+    """Whether a rate is known to be unstable, or all up to ten times lr* are known not to be (playbook: D1)."""
+    told = session.study.findings().get("unstable_lr")
+    known = told is not None and (told.told or told.confidence == "high")
+    return known or session.knobs.get("unstable_lr") is not None or "opens_with" in found.evidence
+
+
 def conclude(session: Session, traces: list[Trace]) -> tuple[Finding, ...]:
     """warmup_steps, with the peak_lr it opens, how far the whole factor was reached, and the schedule's new length."""
     found = best(session, traces)
+    if found.value == 0 and found.evidence.get("needed") is False and not _edge_known(session, found):
+        top = max(trace.trial.lr for trace in traces)
+        found = dataclasses.replace(
+            found,
+            value=None,
+            summary=f"Whether warmup is needed cannot be told: no rate is known to be unstable, and none up to "
+            f"{top:.3g} is.",
+            confidence="low",
+            settle="Run 04_learning_rate and 05_instability first, give unstable_lr, or raise base_factor.",
+        )
     total = session.workload.max_train_steps + int(found.value or 0)
     caveats = found.caveats
     longest = max(trace.trial.warmup_steps for trace in traces)

@@ -1,8 +1,10 @@
 """How short a warmup opens learning rates far above the unstable one? (playbook: D)"""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from workup.finding import Finding
 from workup.judge.fixes import pays
@@ -21,7 +23,8 @@ def judge(
     Args:
         trials: a table, a row a trial: ``warmup_steps, lr`` (the peak), ``seed, status, final``;
             optionally ``initial`` (the loss before training) or ``loss`` (the curve). Rows with
-            ``warmup_steps`` 0 tell what happens without.
+            ``warmup_steps`` 0 tell what happens without. Where trials failed for another reason than their
+            rate (``status``, ``reason``), that no warmup is needed, or enough, cannot be told.
         baseline: final loss over the same steps at lr* without warmup; tells whether it pays.
         unstable_lr: unstable_base_learning_rate, for the wording (playbook: D1).
         max_train_steps: of the real run; its 5% and 10% are the marks (playbook: D4, D6).
@@ -35,6 +38,22 @@ def judge(
         ParameterError: a missing column, a learning rate or warmup_steps out of range.
     """
     table = trials_table(trials, "warmup.judge", extra=("warmup_steps",))
+    found = _judge(table, baseline, unstable_lr, max_train_steps)
+    given = pd.DataFrame(trials)
+    failed = given[~given["status"].isin(["finished", "diverged"])] if "status" in given else given[:0]
+    if failed.empty or found.value:
+        return found
+    why = failed["reason"].iloc[0] if "reason" in failed else failed["status"].iloc[0]
+    return dataclasses.replace(
+        found,
+        value=None,
+        summary=f"How much warmup is needed cannot be told: {len(failed)} of {len(given)} trials failed ({why}).",
+        confidence="low",
+        settle="Mend what failed, and run it again: what did train is kept.",
+    )
+
+
+def _judge(table: pd.DataFrame, baseline: float | None, unstable_lr: float | None, max_steps: int | None) -> Finding:
     if table.empty:
         return _finding(None, "No trial was run, so no warmup can be told.", settle="Run a sweep of warmup lengths.")
     table["feasible"] = _trains(table, baseline)
@@ -70,8 +89,8 @@ def judge(
         text = f"{steps} steps of warmup open lr {peak:.3g}, to a loss of {than}."
         return _finding(0, text, **facts, needed=False, opens_with=steps, peak_lr=None)
     caveats = []
-    if max_train_steps and steps > 0.05 * max_train_steps:
-        caveats.append(f"That is over 5% of {max_train_steps} steps: max_train_steps may have to grow (D6).")
+    if max_steps and steps > 0.05 * max_steps:
+        caveats.append(f"That is over 5% of {max_steps} steps: max_train_steps may have to grow (D6).")
     if interval is None:
         caveats.append("No shorter warmup was tried.")
     text = f"{steps} steps of warmup are the shortest tried that make lr {peak:.3g} trainable."
