@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from workup.measure.faults import FAULTS, classify, kind
+from workup.measure.faults import FAULTS, classify, kind, sentence
 
 CASES = [
     ("memory", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
@@ -43,6 +43,7 @@ CASES = [
     ("ambiguous", RuntimeError("miopenStatusUnknownError")),
     ("ambiguous", RuntimeError("could not create a primitive")),
     ("ambiguous", RuntimeError("the child process died (SIGABRT)")),
+    ("ambiguous", RuntimeError("DataLoader worker (pid(s) 71) is killed by signal: Bus error. Raise shared memory.")),
     ("other", RuntimeError("the parser ran out of memory words.")),
     ("other", RuntimeError("I am out of memory. Or so says this test.")),
     ("other", RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x3 and 5x2)")),
@@ -77,3 +78,27 @@ def test_a_trial_that_runs_out_of_cpu_memory_is_out_of_memory(make_workload):
 
     trace = train(make_workload(loss=greedy), Trial(lr=0.1, steps=2, batch_size=4))
     assert (trace.status, len(trace.steps)) == ("out_of_memory", 0)
+
+
+class Corrupt(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        raise ValueError("corrupt image")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_data_set_raises_is_told_with_its_own_line_whichever_process_read_it(make_workload, workers):
+    from workup import Trial
+    from workup.measure.train import train
+
+    workload = make_workload(train_data=Corrupt(), loader={"num_workers": workers})
+    line = Corrupt.__getitem__.__code__.co_firstlineno + 1
+    reason = train(workload, Trial(lr=0.1, steps=1, batch_size=4)).reason
+    assert reason == f"step 0: ValueError: corrupt image (test_faults.py:{line})"
+
+
+def test_an_error_without_a_line_of_the_users_is_its_type_and_first_line():
+    assert sentence(RuntimeError("first\nsecond")) == "RuntimeError: first"
+    assert sentence(MemoryError()) == "MemoryError"

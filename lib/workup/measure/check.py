@@ -2,10 +2,8 @@
 
 import math
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from workup.errors import WorkupError
-from workup.measure import data, train
+from workup.measure import data, faults, train
 from workup.measure.state import preserved, seed_everything
 from workup.trace import Trial
 from workup.workload import Workload, example_hash, size
@@ -97,10 +95,7 @@ def _answered(ask: Callable[[], Answer]) -> Answer:
     except WorkupError as error:
         return "fail", str(error)
     except (Exception, SystemExit) as error:
-        outside = (str(Path(__file__).parent), str(Path(torch.__file__).parent), "<")
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(outside)]
-        where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-        return "fail", f"{type(error).__name__}: {error}{where}"
+        return "fail", faults.sentence(error)
 
 
 def first_step(workload: Workload, device: str, seed: int, *, batch_size: int | None = None) -> First:

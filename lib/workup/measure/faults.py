@@ -1,6 +1,8 @@
 """What an exception in a training step means: memory, a limit of the kernel launch, a dead device, or a plain error."""
 
 import re
+import traceback
+from pathlib import Path
 
 import torch
 
@@ -26,8 +28,10 @@ FAULTS = (
     ("ambiguous", r"[Uu]nable to find a valid (?:cuDNN|convolution) algorithm|FIND was unable to find an engine"),
     ("ambiguous", r"CUBLAS_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|EXECUTION_FAILED)"),
     ("ambiguous", r"miopenStatus(?:UnknownError|InternalError)|could not (?:create|execute) a primitive"),
-    ("ambiguous", r"the child process died"),
+    ("ambiguous", r"the child process died|DataLoader worker \(pid.*killed by signal: (?:Killed|Bus error)"),
 )
+#: Where no line is the user's own.
+OUTSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
 
 
 def classify(error: BaseException) -> str:
@@ -54,3 +58,20 @@ def kind(text: str) -> str:
     'ambiguous'
     """
     return next((name for name, pattern in FAULTS if re.search(pattern, text)), "other")
+
+
+def sentence(error: BaseException) -> str:
+    """``Type: message (file:line)``, its first line only, at the user's own innermost line.
+
+    Also of an exception in a loader's worker, which torch raises again with the worker's traceback for a message.
+    """
+    text, said = str(error).strip(), type(error).__name__
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if re.match(r"Caught \w+ in DataLoader worker process", text) and '  File "' in text:
+        places = re.findall(r'File "(.+)", line (\d+)', text)
+        after = text[text.rindex('  File "') :].splitlines()[1:]
+        said = next((line for line in after if not line.startswith(" ")), said)
+    elif text:
+        said = f"{said}: {text.splitlines()[0]}"
+    own = [f"{Path(file).name}:{line}" for file, line in places if not file.startswith(OUTSIDE)]
+    return f"{said} ({own[-1]})" if own else said

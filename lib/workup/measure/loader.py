@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from workup.errors import WorkloadError
-from workup.measure import data, devices
+from workup.measure import data, devices, faults
 from workup.measure.state import preserved
 from workup.measure.steps import stepper
 from workup.workload import Workload, size
@@ -168,7 +168,7 @@ def sweep(
                     feed = Feed(variant, batch_size, seed=seed + 1 + len(rows), device=device)
                     row |= _measured(step, feed, seconds) | {"status": "finished", "reason": ""}
                 except Exception as error:
-                    row |= {"status": "failed", "reason": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+                    row |= {"status": "failed", "reason": faults.sentence(error)}
                 rows.append(row)
                 advance()
     names = [*DEFAULTS, "first_batch_seconds", "step_seconds", "stall_seconds", "status", "reason"]

@@ -68,7 +68,7 @@ def train(
         except KeyboardInterrupt:
             status, reason = "interrupted", f"interrupted at step {recorder.done}"
         except Exception as error:
-            status, reason = _status(error), f"step {recorder.done}: {_sentence(error)}"
+            status, reason = _status(error), f"step {recorder.done}: {faults.sentence(error)}"
             failure = error
         if failure is not None:
             # The failed step's tensors live on in the traceback's frames; memory comes back only without them.
@@ -201,12 +201,6 @@ def evaluate(workload: Workload, model: nn.Module, batches: list[Any] | None, de
 
 def _status(error: Exception) -> str:
     return "out_of_memory" if faults.classify(error) == "memory" else "failed"
-
-
-def _sentence(error: Exception) -> str:
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else ''} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
 
 
 class Recorder:
