@@ -181,9 +181,28 @@ def test_the_threshold_comes_from_the_unclipped_norms_of_the_rate_at_hand(sessio
     norms = 10 * 0.9 ** np.arange(100)
     expected = [np.percentile(norms, p) for p in (90, 75, 50)]
     assert [t.clip_norm for t in clipped] == pytest.approx([expected[0], *expected], rel=1e-3)
-    found, share = clipping.conclude(session, traces, session.run(clipped))
+    assert clipping.plan_open(session, traces) == {}
+    found, share = clipping.conclude(session, traces, session.run(clipped), clipping.open_table({}, []))
     assert share.rule.startswith("playbook: E")
     assert found.name == "clip_norm"
+
+
+def test_on_thorough_the_open_questions_on_clipping_are_measured(session):
+    knobs = {"lr": 0.05, "high_lr": 0.25, "steps": 100}
+    session = dataclasses.replace(session, notebook="07_clipping", budget="thorough", knobs=knobs)
+    traces = session.run(clipping.plan(session))
+    questions = clipping.plan_open(session, traces)
+    assert [(t.warmup_steps, bool(t.clip_norm), t.clip_percentile, t.clip_from) for t in questions.values()] == [
+        (0, True, None, 0),
+        (0, False, 90, 0),
+        (10, False, None, 0),
+        (10, True, None, 0),
+        (10, True, None, 10),
+    ]
+    opened = clipping.open_table(questions, session.run(list(questions.values())))
+    clip, _ = clipping.conclude(session, traces, session.run(clipping.plan_clipped(session, traces)), opened)
+    assert clip.evidence["open_questions"]["adaptive"]["final"] == opened.final[1]
+    assert [text.count(";") for text in clip.caveats if "E6" in text] == [1, 2]
 
 
 def test_the_final_run_pairs_seeds_and_keeps_steps_equal(session):

@@ -1,6 +1,8 @@
 """Which clipping threshold (playbook: E1-E6): the norms, their percentile, the trial with it, tightened."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 
@@ -46,6 +48,40 @@ def plan_clipped(session: Session, traces: list[Trace]) -> list[Trial]:
     return [first, *(dataclasses.replace(high.trial, clip_norm=t) for t in dict.fromkeys(usable))]
 
 
+def plan_open(session: Session, traces: list[Trace]) -> dict[str, Trial]:
+    """What the playbook leaves open (E6), at the high rate, by name; only on ``thorough``, and with norms to clip at.
+
+    A fixed percentile against a running one; clipping during a warmup, or only after it.
+    """
+    calm, high = traces
+    limit = session.knobs.get("clip_norm") or judge.threshold(calm.steps.grad_norm, percentile=PERCENTILES[0])
+    if session.budget != "thorough" or not limit:
+        return {}
+    fixed = {"clip_norm": float(f"{limit:.4g}")}
+    ramp = {"warmup_steps": max(1, high.trial.steps // 10)}
+    settings: dict[str, dict[str, Any]] = {
+        "fixed": fixed,
+        "adaptive": {"clip_percentile": PERCENTILES[0]},
+        "warmup alone": ramp,
+        "warmup, clipped throughout": ramp | fixed,
+        "warmup, clipped after it": ramp | fixed | {"clip_from": ramp["warmup_steps"]},
+    }
+    return {how: dataclasses.replace(high.trial, **changes) for how, changes in settings.items()}
+
+
+def open_table(questions: Mapping[str, Trial], traces: list[Trace]) -> pd.DataFrame:
+    """A row per way of clipping: how, clipped_fraction, stability, final, status."""
+    rows = table(traces).assign(how=list(questions))
+    return rows[["how", "clipped_fraction", "stability", "final", "status"]]
+
+
+def _answers(opened: pd.DataFrame) -> tuple[str, ...]:
+    """What was measured on each open question, a sentence each; none where nothing was."""
+    said = {row.how: f"{row.how} {row.stability}, {row.final:.3g}" for row in opened.itertuples()}
+    pairs = [[text for how, text in said.items() if how.startswith("warmup") == ramp] for ramp in (False, True)]
+    return tuple(f"Measured at the high rate (E6): {'; '.join(pair)}." for pair in pairs if pair)
+
+
 def table(traces: list[Trace]) -> pd.DataFrame:
     """A row per trace: lr, clip_norm (NaN unclipped), clipped_fraction, stability, initial, final, status."""
     return pd.DataFrame(
@@ -66,8 +102,14 @@ def named(unclipped: list[Trace], clipped: list[Trace]) -> dict[str, Trace]:
     return {"unclipped": unclipped[0], **{f"clipped at {t.trial.clip_norm:.3g}": t for t in clipped}}
 
 
-def conclude(session: Session, traces: list[Trace], clipped: list[Trace]) -> tuple[Finding, ...]:
+def conclude(session: Session, traces: list[Trace], clipped: list[Trace], opened: pd.DataFrame) -> tuple[Finding, ...]:
     """clip_norm and clipped_fraction: from the norms, then corrected by what the trials showed."""
     proposed = judge.judge(traces[0].steps.grad_norm)
-    chosen = judge.choose(table([*traces, *clipped]), proposed)
-    return session.conclude(*chosen)
+    clip, share = judge.choose(table([*traces, *clipped]), proposed)
+    measured = opened.set_index("how").to_dict("index")
+    clip = dataclasses.replace(
+        clip,
+        evidence={**clip.evidence, **({"open_questions": measured} if measured else {})},
+        caveats=(*clip.caveats, *_answers(opened)),
+    )
+    return session.conclude(clip, share)
