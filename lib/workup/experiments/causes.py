@@ -20,7 +20,7 @@ from workup.trace import Trace
 PAST = 14
 #: Examples named at most.
 MOST = 8
-_MOVED = "The gradient of {0} moved first, to {2:.3g} times its usual at step {1}."
+_MOVED = "The gradient of layer {0} moved first, to {2:.3g} times its usual at step {1}."
 
 
 def find(session: Session, traces: list[Trace]) -> Finding:
