@@ -41,7 +41,14 @@ def test_non_finite_norms_are_counted_and_move_no_threshold():
     x = norms()
     bad = np.concatenate([x, [np.nan, np.inf, -np.inf]])
     assert clipping.judge(bad).value == clipping.judge(x).value
-    assert clipping.judge(bad).evidence["nonfinite"] == 3
+    told, clean = clipping.judge(bad).evidence, clipping.judge(x).evidence
+    assert told["nonfinite"] == 3
+    assert {k: told[k] for k in ("clipped_fraction", "outliers", "helps")} == {
+        k: clean[k] for k in ("clipped_fraction", "outliers", "helps")
+    }
+    x[[300, 600]] = 40
+    x[299] = np.nan
+    assert np.flatnonzero(clipping.outliers(x)).tolist() == [300, 600]
 
 
 def test_more_than_half_clipped_says_lower_the_rate():
@@ -50,7 +57,14 @@ def test_more_than_half_clipped_says_lower_the_rate():
 
 @pytest.mark.parametrize("x", [[], [np.nan] * 5, [0.0] * 5])
 def test_no_usable_norm_cannot_be_told(x):
-    assert not clipping.judge(x).told
+    found = clipping.judge(x)
+    assert not found.told
+    assert not found.evidence["helps"]
+
+
+def test_lists_arrays_and_series_are_the_same_row_of_norms():
+    x = norms(200)
+    assert clipping.judge(list(x)) == clipping.judge(x) == clipping.judge(pd.Series(x, index=np.arange(200) * 5 + 3))
 
 
 @pytest.mark.parametrize(("x", "p"), [([1.0, -1.0], 90), ([1.0], 0), ([1.0], 100), ([[1.0]], 90)])

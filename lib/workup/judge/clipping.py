@@ -26,7 +26,7 @@ def judge(grad_norm: Any, *, percentile: float = 90) -> Finding:
 
     Returns:
         Finding ``clip_norm`` in the gradient's unit. Evidence: ``clipped_fraction`` (the share
-        of steps it would have clipped, non-finite ones included), ``outliers``,
+        of the finite norms that it would have clipped), ``outliers``,
         ``outliers_early`` (in the first tenth), ``helps`` (whether there is an outlier for it
         to cut), ``nonfinite``, ``median``, ``largest``.
 
@@ -52,7 +52,7 @@ def judge(grad_norm: Any, *, percentile: float = 90) -> Finding:
             rule=RULE,
             summary=f"Of {len(norms)} gradient norms none is finite and above 0: no threshold can be told.",
             confidence="low",
-            evidence={"nonfinite": nonfinite, "steps": len(norms), "outliers": 0, "helps": nonfinite > 0},
+            evidence={"nonfinite": nonfinite, "steps": len(norms), "outliers": 0, "helps": False},
             settle="Record the gradient norm of a run that trains, at a lower learning rate.",
         )
     value = float(np.percentile(good, percentile))
@@ -142,20 +142,20 @@ def choose(trials: pd.DataFrame, proposed: Finding) -> tuple[Finding, Finding]:
 
 
 def clipped_fraction(grad_norm: Any, threshold: float) -> float:
-    """Share of steps whose norm is above ``threshold``; a non-finite norm counts as above.
+    """Share of the finite norms that is above ``threshold``.
 
-    >>> clipped_fraction([1.0, 2.0, float("nan"), 4.0], 2.0)
-    0.5
+    >>> clipped_fraction([1.0, 2.0, float("nan"), 4.0, 1.0], 2.0)
+    0.25
     """
     norms = curve(grad_norm, "grad_norm")
-    return float(np.mean(~(norms <= threshold))) if len(norms) else 0.0
+    norms = norms[np.isfinite(norms)]
+    return float(np.mean(norms > threshold)) if len(norms) else 0.0
 
 
 def outliers(grad_norm: Any, *, window: int = 101) -> np.ndarray:
-    """Which norms stand clear of their neighbours' on a log scale, shape [n]; non-finite ones do."""
+    """Which norms stand clear of their neighbours' on a log scale, shape [n]; non-finite ones are none."""
     norms = curve(grad_norm, "grad_norm")
     logs = pd.Series(np.log(np.where(np.isfinite(norms) & (norms > 0), norms, np.nan)))
     off = logs - logs.rolling(window, center=True, min_periods=1).median()
     spread = 1.4826 * float(off.abs().median())
-    high = (off > max(np.log(TIMES), SPREADS * (spread if np.isfinite(spread) else 0.0))).to_numpy()
-    return high | ~np.isfinite(norms)
+    return (off > max(np.log(TIMES), SPREADS * (spread if np.isfinite(spread) else 0.0))).to_numpy()
