@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from workup.experiments import instability
@@ -77,9 +78,19 @@ def open_table(questions: Mapping[str, Trial], traces: list[Trace]) -> pd.DataFr
 
 def _answers(opened: pd.DataFrame) -> tuple[str, ...]:
     """What was measured on each open question, a sentence each; none where nothing was."""
-    said = {row.how: f"{row.how} {row.stability}, {row.final:.3g}" for row in opened.itertuples()}
-    pairs = [[text for how, text in said.items() if how.startswith("warmup") == ramp] for ramp in (False, True)]
-    return tuple(f"Measured at the high rate (E6): {'; '.join(pair)}." for pair in pairs if pair)
+    ends = {
+        row["how"]: row["stability"].replace("_", " ")
+        + f", final loss {row['final']:.3g}" * bool(np.isfinite(row["final"]))
+        for row in opened.to_dict("records")
+    }
+    if not ends:
+        return ()
+    ramp = [f"{how.removeprefix('warmup, ')}: {end}" for how, end in ends.items() if how.startswith("warmup, ")]
+    return (
+        f"An adaptive threshold, the {PERCENTILES[0]}th percentile of the last norms: {ends['adaptive']}; "
+        f"the fixed one: {ends['fixed']} (E6).",
+        f"With a warmup, {'; '.join(ramp)}; not clipped: {ends['warmup alone']} (E6).",
+    )
 
 
 def table(traces: list[Trace]) -> pd.DataFrame:
