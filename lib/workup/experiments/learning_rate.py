@@ -82,7 +82,8 @@ def refine(session: Session, traces: list[Trace]) -> list[Trace]:
         rates = sorted({*(seen.lr[seen.best_here].iloc[0] * fine**k), *(edge * fine ** k[k >= 0])})
     known = {trace.trial for trace in traces}
     trials = [at(trial, lr, seed=session.seed + seed) for lr in rates for seed in range(budget["seeds"])]
-    return traces + session.run([t for t in dict.fromkeys(trials) if t not in known], label="other seeds")
+    new = [t for t in dict.fromkeys(trials) if t not in known]
+    return traces + (session.run(new, label="other seeds") if new else [])
 
 
 def table(traces: list[Trace]) -> pd.DataFrame:
