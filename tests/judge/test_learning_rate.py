@@ -102,6 +102,34 @@ def test_what_cannot_be_told_is_not_guessed(table):
     learning_rate.summary(table)
 
 
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_trials_of_a_step_or_two_tell_nothing_without_a_warning(n):
+    trials = [{"lr": lr, "final": 2.0 + lr, "loss": np.full(n, 2.0 + lr)} for lr in (1e-3, 1e-2, 1e-1, 1.0)]
+    for question in (learning_rate.judge, learning_rate.edge, learning_rate.unstable):
+        assert "few steps" in question(trials).settle or question is learning_rate.edge
+        assert not question(trials).told
+    assert learning_rate.summary(trials).empty
+    assert not learning_rate.carry(trials, 100).told
+
+
+def test_a_loss_without_a_floor_is_no_best_rate_without_a_caveat():
+    falling = [{"lr": 10.0**k, "final": -(10.0**k), "initial": 0.0} for k in range(-3, 7)]
+    burst = [*falling, {"lr": 1e7, "final": NAN, "status": "diverged"}]
+    for trials in (falling, burst):
+        found = learning_rate.judge(trials)
+        assert any("no lowest value" in c for c in found.caveats)
+        assert found.confidence == "low"
+    assert not any("no lowest value" in c for c in learning_rate.judge(sweep(BOWL)).caveats)
+
+
+@pytest.mark.parametrize("form", [list, pd.DataFrame, lambda rows: pd.DataFrame(rows)[::-1].set_index("seed")])
+def test_rows_tables_and_any_order_are_one_sweep(form):
+    rows = [{"lr": lr, "seed": 0, "final": f} for lr, f in [(0.01, 0.8), (0.1, 0.2), (0.03, 0.4), (1.0, NAN)]]
+    assert learning_rate.judge(form(rows)) == learning_rate.judge(rows)
+    rows[-1]["status"] = "diverged"  # the others', not given, is "finished"
+    assert learning_rate.judge(form(rows)).value == 0.1
+
+
 @pytest.mark.parametrize("lr", [0.0, -0.1, NAN, float("inf")])
 def test_a_rate_that_is_none_is_named(lr):
     with pytest.raises(ParameterError, match="positive"):

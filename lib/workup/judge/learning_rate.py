@@ -19,6 +19,7 @@ WITHIN, DECLINE = 0.01, 0.2
 #: lr* falls at most in proportion to the horizon; one that moves faster as it doubles is not settled.
 MOVES = 3.0
 RULE = "playbook: C1, C6"
+AGAIN = "Run a sweep, of more than a few steps a trial."
 
 
 def judge(trials: Any) -> Finding:
@@ -49,7 +50,7 @@ def judge(trials: Any) -> Finding:
     facts: dict[str, Any] = {"feasible": good, "infeasible": bad, "steps": sweep.steps, "extend": sweep.extension}
     if not good:
         text = f"All {len(bad)} rates tried are infeasible." if bad else "No trial says anything about a learning rate."
-        return _untold(text, "Sweep lower learning rates, a factor 10 at a time." if bad else "Run a sweep.", facts)
+        return _untold(text, "Sweep lower learning rates, a factor 10 at a time." if bad else AGAIN, facts)
     if len(good) == 1 and not bad:
         return _untold("One rate alone cannot be called best.", "Sweep at least three rates around it.", facts)
     if sweep.level:
@@ -61,10 +62,14 @@ def judge(trials: Any) -> Finding:
     caveats = []
     if end:
         caveats.append(f"It is the {end}est rate tried: the best may lie beyond.")
+    if sweep.boundless:
+        caveats.append("The loss falls in proportion to the rate: it has no lowest value, or the trials are too short.")
     if any(b < lr for b in bad):
         caveats.append("A lower rate failed: look for a bad batch or an unlucky seed.")
     same = f", as good within the noise as {region[0]:.3g} to {region[-1]:.3g}" if len(region) > 1 else ""
-    sure = "low" if end or len(good) < 3 else "high" if sweep.noise_from == "seeds" and len(region) < 4 else "medium"
+    sure = (
+        "low" if caveats or len(good) < 3 else "high" if sweep.noise_from == "seeds" and len(region) < 4 else "medium"
+    )
     return Finding(
         name="best_lr",
         value=lr,
@@ -99,7 +104,7 @@ def unstable(trials: Any) -> Finding:
         interval=(under, bad) if under and bad else None,
         confidence="low" if not (bad and under) else "high" if bad / under <= 2 else "medium",
         evidence={"highest_stable": under, "ratio": bad / under if under and bad else None},
-        settle="" if bad else f"Try {10 * top:.3g}." if top else "Run a sweep.",
+        settle="" if bad else f"Try {10 * top:.3g}." if top else AGAIN,
     )
 
 
@@ -159,10 +164,11 @@ def carry(trials: Any, max_train_steps: int, *, steps: int | None = None) -> Fin
         raise ParameterError(
             f"learning_rate.carry(max_train_steps={max_train_steps}): shorter than the trials, {span}."
         )
-    seen = {round(span * share): _leader(table, round(n * share)) for share in (0.25, 0.5, 1.0)}
+    shares = (0.25, 0.5, 1.0) if n >= 40 else ()
+    seen = {round(span * share): _leader(table, round(n * share)) for share in shares}
     facts = {"horizons": list(seen), "rates": [r[0] if r else None for r in seen.values()], "decline": DECLINE}
     known = [r[0] for r in seen.values() if r]
-    if len(known) < 3 or n < 40:
+    if len(known) < 3:
         return _untold("The trials are too short or too few train.", "Train longer, at more and lower rates.", facts)
     if max(known[1] / known[2], known[2] / known[1]) > MOVES:
         return _untold(f"lr* still moves more than {MOVES:g}-fold as the horizon doubles.", "Train longer.", facts)

@@ -21,6 +21,8 @@ KEPT = 0.5
 AS_GOOD = 2.0
 #: The next rate up being infeasible puts lr* at the edge only if it is this near; farther, bracket first.
 NEAR = 4.0
+#: A finished trial of fewer losses than this tells nothing of its rate.
+SHORT = 8
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,14 @@ class Sweep:
     def end(self) -> str | None:
         """The end of the grid that the best sits at."""
         return "high" if self.best == len(self.rates) - 1 else "low" if self.best == 0 else None
+
+    @property
+    def boundless(self) -> bool:
+        """Whether up to the best each rate lowers the loss in proportion: trials too short, or a loss without floor."""
+        upto = self.good[self.good["lr"] <= self.rates["lr"][self.best]].tail(4)
+        falls = -np.diff(upto["final"])
+        rise = (upto["lr"].to_numpy()[2:] / upto["lr"].to_numpy()[1:-1]) if len(upto) == 4 else np.empty(0)
+        return bool(len(rise) and np.all(falls > 0) and np.all(falls[1:] >= KEPT * rise * falls[:-1]))
 
     @property
     def level(self) -> bool:
@@ -108,10 +118,10 @@ def read(trials: Any, call: str) -> Sweep:
 def trials_table(trials: Any, call: str, *, extra: tuple[str, ...] = ()) -> pd.DataFrame:
     """``trials`` checked and sorted by lr, with ``seed, status, best, initial, loss`` filled in and ``trained``.
 
-    ``trained``: finished and finite. Trials that ran out of memory, failed or were
-    interrupted say nothing about a learning rate and are left out.
+    ``trained``: finished and finite. Trials that ran out of memory, failed, were interrupted
+    or finished within a few steps say nothing about a learning rate and are left out.
     """
-    table = pd.DataFrame(trials).copy()
+    table = pd.DataFrame(trials).reset_index(drop=True)
     if table.empty:
         return pd.DataFrame(columns=["lr", "seed", "status", "final", "best", "initial", "loss", "trained", *extra])
     missing = [c for c in ("lr", "final", *extra) if c not in table]
@@ -119,8 +129,9 @@ def trials_table(trials: Any, call: str, *, extra: tuple[str, ...] = ()) -> pd.D
         raise ParameterError(
             f"{call}: the table has no column {', '.join(missing)}. It has {', '.join(map(str, table))}."
         )
-    for name, default in (("seed", 0), ("status", "finished"), ("loss", None)):
-        table[name] = table.get(name, default)
+    for name, default in (("seed", 0), ("status", "finished")):
+        table[name] = table[name].fillna(default) if name in table else default
+    table["loss"] = table.get("loss")
     for name in ("lr", "final", "best", "initial", *extra):
         table[name] = pd.to_numeric(table[name], errors="coerce") if name in table else np.nan
     odd = table[~(np.isfinite(table["lr"]) & (table["lr"] > 0))]
@@ -131,6 +142,8 @@ def trials_table(trials: Any, call: str, *, extra: tuple[str, ...] = ()) -> pd.D
         table[name] = table[name].fillna(pd.Series(seen, index=table.index))
     table = table[table["status"].isin(["finished", "diverged"])]
     table["trained"] = (table["status"] == "finished") & np.isfinite(table["final"])
+    short = np.array([np.ndim(c) == 1 and len(c) < SHORT for c in table["loss"]], bool)
+    table = table[~(short & table["trained"])]
     return table.sort_values(["lr", "seed"]).reset_index(drop=True)
 
 
