@@ -44,13 +44,6 @@ def test_one_layer_out_of_scale_is_named_and_unequal_ones_are_not():
     assert causes.oversized(pd.Series({"a": 0.6})) is None
 
 
-def test_leaving_out_one_step_of_a_steady_growth_cures_nothing():
-    growth = 1e-3 * 3.0 ** np.arange(40)
-    assert not causes.cured(growth, np.concatenate([growth[:21], growth[20:39]]), 20)
-    assert causes.cured([1.0] * 20 + [float("inf")], [1.0] * 34, 20)
-    assert not causes.cured([1.0] * 20 + [float("inf")], [1.0] * 22, 20)
-
-
 SUSPECT = {"text": "The batch of step 40 stands out at 4 of 4 rates.", "test": "without its update the loss rises."}
 
 

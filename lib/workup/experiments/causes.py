@@ -18,6 +18,8 @@ from workup.trace import Trace
 
 #: Steps looked at past the beginning of the trouble.
 PAST = 14
+#: An update may throw the weights so many steps before the loss has clearly risen.
+LAG = 5
 #: Examples named at most.
 MOST = 8
 _MOVED = "The gradient of layer {0} moved first, to {2:.3g} times its usual at step {1}."
@@ -28,7 +30,7 @@ def find(session: Session, traces: list[Trace]) -> Finding:
     hot = next((trace for trace in traces if verdict(trace).value not in NOT_SHAKY), None)
     if hot is None:
         return judge.judge({})
-    begin = _begin(hot)
+    begin = _begins(hot)[0] if _begins(hot) else len(hot.steps) - 1
     calm = [t.trial.lr for t in traces if t.trial.lr < hot.trial.lr and verdict(t).value == "stable"]
     losses = hot.steps.loss.to_numpy()
     suspect = _loudest(hot, begin)
@@ -39,7 +41,8 @@ def find(session: Session, traces: list[Trace]) -> Finding:
         look["module"] = (begin, lambda model, batch, _: see(model, batch))
     if session.budget == "thorough" and momentum is not None:
         look["sharpness"] = (max(0, begin - 1), lambda model, batch, _: measure.sharpness(work, model, batch))
-    again = _replay(session, hot, begin, look=look)
+    steps = min(begin + PAST, hot.trial.steps)
+    again = measure.replay(work, hot.trial, steps=steps, device=session.device, look=look)
     moved = judge.moved_first(again.grads, begin)
     signs: dict[str, Any] = {
         "begin": begin,
@@ -55,23 +58,16 @@ def find(session: Session, traces: list[Trace]) -> Finding:
     return judge.judge({key: value for key, value in signs.items() if value is not None})
 
 
-def _begin(trace: Trace) -> int:
-    """The step at which the trouble begins: the first event, or the first loss that is not finite."""
-    events = verdict(trace).evidence["events"]
-    finite = np.isfinite(trace.steps.loss.to_numpy())
-    first = int(np.argmin(finite)) if not finite.all() else len(finite) - 1
-    return min([first, *(event["begin"] for event in events)])
+def _begins(trace: Trace) -> list[int]:
+    """The steps at which trouble begins: each event, and the first loss that is not finite."""
+    bad = np.flatnonzero(~np.isfinite(trace.steps.loss.to_numpy()))[:1].tolist()
+    return sorted([*bad, *(event["begin"] for event in verdict(trace).evidence["events"])])
 
 
 def _loudest(trace: Trace, begin: int) -> int:
-    """Of the step where the loss begins to rise and the two before it, the one with the largest gradient."""
-    first = max(0, begin - 2)
+    """Of the step where the loss begins to rise and the ``LAG`` before it, the one with the largest gradient."""
+    first = max(0, begin - LAG)
     return first + int(np.argmax(np.nan_to_num(trace.steps.grad_norm.to_numpy()[first : begin + 1], nan=np.inf)))
-
-
-def _replay(session: Session, trace: Trace, begin: int, **how: Any) -> measure.Replay:
-    steps = min(begin + PAST, trace.trial.steps)
-    return measure.replay(session.workload, trace.trial, steps=steps, device=session.device, **how)
 
 
 def _overflow(session: Session, hot: Trace, again: measure.Replay, begin: int) -> dict[str, Any] | None:
@@ -118,9 +114,9 @@ def _batch(
     stands_out = [t.trial.lr for t in traces if judge.outlying(t.steps.grad_norm, step)]
     if hot.trial.lr not in stands_out or len(stands_out) < 2:
         return None
-    without = _replay(session, hot, step, skip=[step]).trace.steps.loss
-    calm = judge.cured(losses, without, step)
     trial = hot.trial
+    without = measure.replay(session.workload, trial, steps=trial.steps, device=session.device, skip=[step]).trace
+    calm = not any(step - LAG <= begin <= step + PAST for begin in _begins(without))
     examples = data.indices(session.workload, trial.batch_size, seed=trial.seed, step=step)
     usual = float(np.median(losses[max(0, step - judge.BEFORE) : step]))
     size = len(each) if each is not None and each.dim() else 0

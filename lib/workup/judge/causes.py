@@ -59,23 +59,6 @@ def oversized(gains: pd.Series) -> tuple[str, float] | None:
     return (name, float(gains[name]) / others) if others > 0 and gains[name] >= SCALE * others else None
 
 
-def cured(loss: Any, without: Any, step: int, *, window: int = 12) -> bool:
-    """Whether ``without`` what is suspected at ``step`` the losses go on as before it, where they rose with it.
-
-    >>> rises = [1.0] * 20 + [5.0] * 13
-    >>> cured(rises, [1.0] * 33, 20), cured(rises, [1.0] * 20 + [2.0] * 13, 20)
-    (True, False)
-    """
-    whole, other = (np.nan_to_num(np.asarray(curve, float), nan=np.inf) for curve in (loss, without))
-    before, now = whole[max(0, step - window) : step], other[step + 1 : step + 1 + window]
-    # A trial that is over by then ended because its loss was no longer finite.
-    as_was = np.append(whole[step + 1 : step + 1 + window], [np.inf] * (len(whole) < step + 1 + window))
-    if not len(before) or len(now) < window:
-        return False
-    rise = np.median(as_was) - np.median(before)
-    return bool(np.median(now) <= before.max() and np.median(now) - np.median(before) <= 0.25 * rise and rise > 0)
-
-
 def judge(signs: Mapping[str, Any]) -> Finding:
     """The cause of a run's first instability, the rarest first, each only where an experiment confirms it.
 

@@ -26,6 +26,8 @@ SWITCHES = {
     "do_layer_norm_before": True,
     "post_norm": False,
 }
+#: A graph of more operations is not looked at: what lies behind each takes a bit for each.
+MOST = 30_000
 #: Autograd's names of norms, and of a norm written out.
 NORM = re.compile(r"(Layer|Batch|Group|Rms|RMS)Norm|Rsqrt")
 
@@ -109,6 +111,8 @@ class Graph:
 
     def __init__(self, loss: torch.Tensor, names: dict[int, str]) -> None:
         self.nodes = list(_ordered(loss.grad_fn))
+        if len(self.nodes) > MOST:
+            self.nodes = []
         self.own: dict[Any, list[str]] = {}
         #: Which operations on activations each one was computed from, itself included: a bit each.
         self.behind: dict[Any, int] = {}
@@ -162,11 +166,13 @@ class Graph:
 
     def _region(self, branch: Any, behind: int) -> list[Any]:
         """The operations of a branch, from the sum backwards; nearest first."""
-        found, at = [branch] if not self.bit[branch] & behind else [], 0
-        while at < len(found):
-            found += [n for n in self.before(found[at]) if n not in found and not self.bit[n] & behind]
-            at += 1
-        return found
+        found = dict.fromkeys([branch] if not self.bit[branch] & behind else [])
+        queue = list(found)
+        for node in queue:
+            new = [n for n in self.before(node) if n not in found and not self.bit[n] & behind]
+            found |= dict.fromkeys(new)
+            queue += new
+        return queue
 
     @cached_property
     def regions(self) -> list[list[Any]]:

@@ -51,9 +51,8 @@ def replay(
     def watch(step: int, model: nn.Module, batch: Any, losses: Tensor) -> None:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         names[:] = [name.rpartition(".")[0] or name for name, _ in named]
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for _, p in named]
-        rows["grads"].append(torch.stack(torch._foreach_norm(gradients)))
-        rows["weights"].append(torch.stack(torch._foreach_norm([p.detach() for _, p in named])))
+        rows["grads"].append(_norms([p.grad for _, p in named], device))
+        rows["weights"].append(_norms([p.detach() for _, p in named], device))
         seen.update({name: see(model, batch, losses) for name, (at, see) in look.items() if at == step})
         if step in skip:
             model.zero_grad(set_to_none=True)
@@ -67,6 +66,12 @@ def replay(
     return Replay(trace=trace, grads=table("grads"), weights=table("weights"), seen=seen)
 
 
+def _norms(tensors: list[Tensor | None], device: str) -> Tensor:
+    """L2 norms on one device, 0 for what is not there."""
+    dense = [torch.zeros(1) if t is None else t.coalesce().values() if t.is_sparse else t for t in tensors]
+    return torch.stack([torch.linalg.vector_norm(t.float()).to(device, non_blocking=True) for t in dense])
+
+
 def gains(workload: Workload, *, seed: int) -> pd.Series:
     """How much each layer's initial weights amplify a random input, by parameter: rms times the root of its fan-in."""
     with preserved():
@@ -75,7 +80,9 @@ def gains(workload: Workload, *, seed: int) -> pd.Series:
     found = {}
     for path, module in model.named_modules():
         weight = getattr(module, "weight", None)
-        if isinstance(weight, Tensor) and weight.dim() > 1 and not isinstance(module, nn.Embedding):
+        if not isinstance(weight, Tensor) or isinstance(module, nn.Embedding) or nn.parameter.is_lazy(weight):
+            continue
+        if weight.dim() > 1:
             found[f"{path}.weight".lstrip(".")] = float(weight.detach().float().norm() / weight.shape[0] ** 0.5)
     return pd.Series(found, dtype=float)
 

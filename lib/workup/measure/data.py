@@ -37,7 +37,8 @@ def loader(workload: Workload, batch_size: int, *, seed: int) -> DataLoader:
 
 def indices(workload: Workload, batch_size: int, *, seed: int, step: int) -> list[int] | None:
     """Which examples the training batch of that step holds; None for data that is only iterated over."""
-    if isinstance(workload.train_data, IterableDataset) or size(workload.train_data) is None:
+    examples = workload.train_data
+    if isinstance(examples, IterableDataset) or size(examples) is None or not hasattr(examples, "__getitem__"):
         return None
     source = loader(workload, batch_size, seed=seed)
     drawn: Any = source.sampler if source.batch_sampler is None else source.batch_sampler
