@@ -159,6 +159,20 @@ def test_no_warmup_is_needed_only_where_a_rate_is_known_to_be_unstable(session, 
     assert known or "no rate is known to be unstable" in found.summary
 
 
+def test_a_rate_that_learns_less_than_half_of_what_lr_star_does_is_stuck():
+    def trace(lr, losses):
+        steps = pd.DataFrame({name: np.zeros(len(losses)) for name in COLUMNS}).assign(
+            step=range(len(losses)), loss=losses, eval_loss=np.nan
+        )
+        return Trace(trial=Trial(lr=lr, steps=len(losses), batch_size=1), steps=steps)
+
+    noise = 0.01 * np.random.default_rng(0).standard_normal(100)
+    falling, flat = 1 + 2 * np.exp(-np.arange(100) / 20) + noise, np.full(100, 2.9) + noise
+    traces = [trace(0.1, falling), trace(0.2, falling), trace(0.5, np.append(3.0, flat[1:]))]
+    assert instability.table(traces).stability.tolist() == ["stable", "stable", "stuck"]
+    assert instability.shaky(traces) == traces[2:]
+
+
 def test_a_trial_that_fails_is_neither_stable_nor_unstable(session):
     def metric(model, batch):
         if model.w.abs() > 10:

@@ -11,6 +11,7 @@ from workup.experiments.learning_rate import at, final_loss, initial_loss
 from workup.experiments.session import Session
 from workup.finding import Finding
 from workup.judge import fixes, stability
+from workup.judge.sweep import KEPT
 from workup.measure import architecture
 from workup.measure.optimizers import sgd_momentum
 from workup.trace import Trace, Trial
@@ -54,14 +55,21 @@ def verdict(trace: Trace) -> Finding:
     return dataclasses.replace(found, value="cannot_tell", summary=why, confidence="low", settle=then)
 
 
-def table(traces: list[Trace]) -> pd.DataFrame:
-    """A row per trace: times_best (its multiple of the first trace's rate), lr, stability, events, initial, final."""
+def table(traces: list[Trace], calm: Trace | None = None) -> pd.DataFrame:
+    """A row per trace: times_best (its multiple of lr*), lr, stability, events, initial, final, status.
+
+    Stability is also ``stuck``: no rise, yet less than half of what lr* learns is learned (playbook: C6).
+
+    Args:
+        calm: the run at lr*; the first trace where not given.
+    """
+    calm = calm or traces[0]
     rows = []
     for trace in traces:
         found = verdict(trace)
         rows.append(
             {
-                "times_best": trace.trial.lr / traces[0].trial.lr,
+                "times_best": trace.trial.lr / calm.trial.lr,
                 "lr": trace.trial.lr,
                 "stability": found.value or "cannot_tell",
                 "events": len(found.evidence.get("events", ())),
@@ -70,12 +78,16 @@ def table(traces: list[Trace]) -> pd.DataFrame:
                 "status": trace.status,
             }
         )
-    return pd.DataFrame(rows)
+    ends = pd.DataFrame(rows)
+    least = ends.initial - KEPT * (initial_loss(calm) - final_loss(calm))
+    ends.loc[(ends.stability == "stable") & (ends.final > least), "stability"] = "stuck"
+    return ends
 
 
 def shaky(traces: list[Trace]) -> list[Trace]:
     """Those above lr* that are not stable."""
-    return [trace for trace in traces[1:] if verdict(trace).value not in NOT_SHAKY]
+    told = table(traces).stability
+    return [trace for trace, value in zip(traces[1:], told[1:], strict=True) if value not in NOT_SHAKY]
 
 
 def another_optimizer(session: Session, traces: list[Trace]) -> list[Trace]:
@@ -126,7 +138,7 @@ def _times(trial: Trial, calm: Trace) -> float:
 
 def fix_table(tried: Mapping[tuple[str, float], Trial], traces: list[Trace]) -> pd.DataFrame:
     """A row per remedy: fix, times (lr*), lr, stability, initial, final, cost (its final loss above lr*'s), status."""
-    rows = table(traces).assign(fix=[fix for fix, _ in tried], times=[times for _, times in tried])
+    rows = table(traces, calm=traces[-1]).assign(fix=[fix for fix, _ in tried], times=[times for _, times in tried])
     rows["cost"] = rows.final - rows.final.iloc[-1]
     return rows[["fix", "times", "lr", "stability", "initial", "final", "cost", "status"]]
 

@@ -72,7 +72,7 @@ def judge(signs: Mapping[str, Any]) -> Finding:
         ``learning_rate``, ``none`` where nothing is unstable, or None.
     """
     if "begin" not in signs:
-        return _finding("none", "Nothing is unstable, so there is no cause to look for.", signs, "high")
+        return _finding("none", "No loss rises, so there is no cause to look for.", signs, "high")
     moved = f" {signs['moved']}" if signs.get("moved") else ""
     for name in ("overflow", "initialisation", "batch"):
         sign = signs.get(name)
