@@ -1,5 +1,3 @@
-import time
-
 import pytest
 import torch
 from torch.utils.data import Dataset
@@ -8,23 +6,23 @@ from workup.errors import WorkloadError
 from workup.measure import data
 from workup.measure.loader import BY_EXAMPLE, Feed, speeds, sweep, with_options
 
-SLEEP = 0.1
+START = 0.1
 
 
-class Slow(Dataset):
-    """Planted: each process waits once, before its first example."""
+@pytest.fixture
+def steady(make_workload, clock):
+    """Examples that take a millisecond each of the clock's time, from workers that take ``START`` to start."""
 
-    def __init__(self):
-        self.opened = False
+    class Steady(Dataset):
+        def __len__(self):
+            return 8
 
-    def __len__(self):
-        return 8
+        def __getitem__(self, i):
+            clock.sleep(0.001)
+            return torch.ones(8) * i, i % 3
 
-    def __getitem__(self, i):
-        if not self.opened:
-            time.sleep(SLEEP)
-            self.opened = True
-        return torch.ones(8) * i, i % 3
+    clock.start = START
+    return lambda **loader: make_workload(train_data=Steady(), batch_size=2, loader=loader)
 
 
 def test_the_feed_gives_training_s_own_batches_and_marks_where_epochs_open(workload):
@@ -59,20 +57,28 @@ def test_the_three_speeds_are_interleaved_and_nothing_of_the_callers_changes(wor
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_what_opens_an_epoch_is_kept_out_of_the_steady_step(make_workload):
-    workload = make_workload(train_data=Slow(), batch_size=2, loader={"num_workers": 1})
+def test_what_opens_an_epoch_is_kept_out_of_the_steady_step(steady):
+    workload = steady(num_workers=1)
     row = sweep(workload, [workload.loader], batch_size=2, passes=1, seconds=0.3).iloc[0]
     assert row.status == "finished"
-    assert row.first_batch_seconds >= SLEEP
-    assert row.stall_seconds >= SLEEP
+    assert row.first_batch_seconds == pytest.approx(START + 0.002, abs=1e-4)
+    assert row.stall_seconds == pytest.approx(START, abs=1e-3)
+    assert row.step_seconds == pytest.approx(0.002, abs=1e-4)
     assert row.epoch_step_seconds == pytest.approx(row.step_seconds + row.stall_seconds * 2 / 8)
 
 
-def test_workers_that_persist_do_not_open_their_files_again(make_workload):
-    workload = make_workload(train_data=Slow(), batch_size=2)
+def test_workers_that_persist_do_not_start_again(steady):
     kept, ended = {"num_workers": 1, "persistent_workers": True}, {"num_workers": 1}
-    table = sweep(workload, [kept, ended], batch_size=2, passes=1, seconds=0.3)
-    assert table.stall_seconds[0] < table.stall_seconds[1]
+    table = sweep(steady(), [kept, ended], batch_size=2, passes=1, seconds=0.3)
+    assert table.stall_seconds[0] == pytest.approx(0, abs=1e-3)
+    assert table.stall_seconds[1] == pytest.approx(START, abs=1e-3)
+
+
+def test_real_workers_are_measured_too(make_workload):
+    workload = make_workload(loader={"num_workers": 1})
+    row = sweep(workload, [workload.loader], batch_size=16, passes=1, seconds=0.05).iloc[0]
+    assert (row.status, row.num_workers, row.prefetch_factor) == ("finished", 1, 2)
+    assert row.first_batch_seconds > 0
 
 
 def test_options_that_need_workers_go_with_them_and_the_users_own_stay(make_workload):
