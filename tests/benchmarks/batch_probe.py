@@ -31,7 +31,7 @@ from workup.measure.probe import Prober, search
 
 MIB = 2**20
 #: Workload -> bytes a probe may grow by.
-ROOM = {"deep_mlp": 260 * MIB, "resnet": 220 * MIB, "transformer": 260 * MIB}
+ROOM = {"deep_mlp": 120 * MIB, "resnet": 160 * MIB, "transformer": 260 * MIB}
 FIRST = {"deep_mlp": 32, "resnet": 64, "transformer": 16}
 
 

@@ -1,5 +1,6 @@
 import math
 import resource
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -58,6 +59,13 @@ def test_a_peak_past_the_limit_does_not_fit_even_where_the_system_let_it_pass(wo
     one = attempt(workload, 4, limit=Limit(MIB, "test"))
     assert one.status == "out_of_memory"
     assert "past the limit" in one.reason
+
+
+def test_a_size_that_made_the_allocator_free_its_cache_to_go_on_is_past_the_limit(workload, monkeypatch):
+    monkeypatch.setattr(memory, "_peak", lambda device: (MIB, MIB, 3))
+    one = attempt(workload, 4, limit=WIDE)
+    assert (one.status, one.retries) == ("out_of_memory", 3)
+    assert "3 times" in one.reason
 
 
 @pytest.mark.parametrize(
@@ -119,9 +127,9 @@ def test_the_limit_asked_for_is_the_limit():
 
 def test_the_machines_limit_leaves_a_margin_of_what_is_free(monkeypatch):
     monkeypatch.setattr(memory, "_cgroup_room", dict)
-    limit = memory_limit()
-    assert limit.source == "free physical memory"
-    assert limit.bytes == pytest.approx(0.9 * psutil.virtual_memory().available, rel=0.05)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000 * MIB))
+    assert memory_limit() == Limit(900 * MIB, "free physical memory")
 
 
 def test_the_processs_own_limit_counts(monkeypatch):

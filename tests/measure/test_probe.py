@@ -172,7 +172,7 @@ def test_a_child_that_held_much_more_than_before_serves_no_further_attempt():
 
 
 def test_a_child_that_does_not_answer_is_too_slow():
-    with Prober(f"{FILE}:sleepy", limit=Limit(2**40, "test"), patience=60) as prober:
+    with Prober(f"{FILE}:sleepy", limit=Limit(2**40, "test"), patience=300) as prober:
         assert prober.attempt(8).fits
         prober.patience = 0.5
         one = prober.attempt(32)

@@ -148,6 +148,8 @@ def attempt(
     peak, allocated, retries = _peak(device)
     if status == "fits" and peak > limit.bytes:
         status, text = "memory", f"the peak of {peak / 2**20:,.0f} MiB is past the limit"
+    if status == "fits" and retries:
+        status, text = "memory", f"the allocator had to free its cache {retries} times to go on: at the edge of memory"
     names = {"memory": "out_of_memory", "ambiguous": "out_of_memory", "launch": "launch_limit", "fits": "fits"}
     return Attempt(
         batch_size=batch_size,
