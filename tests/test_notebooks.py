@@ -12,7 +12,7 @@ from workup import notebooks
 BOOKS = sorted(notebooks.folder().glob("[0-9][0-9]_*.ipynb"))
 STANDARD = {
     "workload": (str, "digits-mlp"),
-    "study": (str, "runs/digits-mlp"),
+    "study": (str, None),
     "device": (str, "auto"),
     "seed": (int, 0),
     "budget": (str, "standard"),

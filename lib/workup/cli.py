@@ -64,7 +64,7 @@ def run_command(reference: str, study: str | None, wanted: str, kernel: str | No
     from workup.measure.check import check
     from workup.show.cards import recommendations
     from workup.show.report import write_report
-    from workup.study import Study
+    from workup.study import Study, default_folder
     from workup.workload import fingerprint, load
 
     chosen = workbook.select(wanted)
@@ -75,7 +75,7 @@ def run_command(reference: str, study: str | None, wanted: str, kernel: str | No
             os.environ[variable] = value  # the notebooks' kernels inherit it
     if rest["executor"] == "ray":
         cluster.check(device)
-    folder = study or "runs/" + "".join(c if c.isalnum() or c in "-_." else "-" for c in workload.name)
+    folder = study or default_folder(workload.name)
     own = {name: workbook.value(text) for name, text in pairs}
     plan = workbook.assign(chosen, {"workload": reference, "study": folder, **rest}, own)
     for made in check(workload, device=device, seed=rest["seed"], until="gradients"):

@@ -212,6 +212,15 @@ class Study:
         return path
 
 
+def default_folder(workload: str) -> str:
+    """Where the study of a workload lies unless another folder is named.
+
+    >>> default_folder("my net/2")
+    'runs/my-net-2'
+    """
+    return "runs/" + "".join(c if c.isalnum() or c in "-_." else "-" for c in workload)
+
+
 def _absolute(folder: str | Path) -> Path:
     from workup.workload import project_root
 

@@ -14,7 +14,7 @@ from workup.errors import WorkloadError
 from workup.finding import Finding
 from workup.measure import devices, executors
 from workup.progress import progress
-from workup.study import Study
+from workup.study import Study, default_folder
 from workup.trace import Trace, Trial
 from workup.workload import Workload, fingerprint, load, trial_fingerprint
 
@@ -164,11 +164,12 @@ def start(notebook: str, namespace: Mapping[str, Any]) -> Session:
     device = devices.resolve(values["device"])
     workload = load(values["workload"])
     parts = fingerprint(workload)
+    folder = values["study"] or default_folder(workload.name)
     return Session(
         notebook=notebook,
         workload=workload,
         reference=values["workload"],
-        study=Study.open(values["study"], workload=workload.name, fingerprint=parts),
+        study=Study.open(folder, workload=workload.name, fingerprint=parts),
         device=device,
         seed=values["seed"],
         budget=values["budget"],

@@ -55,7 +55,8 @@ def _chapters(folder: Path) -> Iterator[dict[str, Any]]:
     import nbformat
 
     for path in sorted(folder.glob("*.ipynb")):
-        chapter: dict[str, Any] = {"title": path.stem, "question": "", "figures": [], "error": "", "parameters": {}}
+        chapter: dict[str, Any] = {"name": path.stem, "title": path.stem, "question": "", "figures": [], "error": ""}
+        chapter["parameters"] = {}
         try:
             notebook = nbformat.read(path, as_version=4)
         except Exception as error:  # a notebook that was cut short is no reason to lose the report
@@ -104,7 +105,8 @@ def _tracking(study: Study, found: Mapping[str, Finding], chapters: list[dict[st
     options = {"study": study.folder, **given}
     gained = found.get("improvement")
     best = [value for value in gained.evidence.get("prescribed", ()) if isinstance(value, float)] if gained else []
-    flags = [f"--{key} {options[key]}" for key in ("study", "budget", "seed", "device") if key in options]
+    flags = [f"--{key} {options[key]}" for key in ("study", "budget", "seed", "device") if options.get(key) is not None]
+    flags += [f"--notebooks {','.join(chapter['name'][:2] for chapter in chapters)}"] if chapters else []
     return [
         ("column", "entry"),
         ("name", study.folder.name),
