@@ -13,6 +13,7 @@ from workup import Prescription, Study, Trace, Trial, Workload, WorkloadError
 from workup.experiments import causes, clipping, final_run, instability, learning_rate, warmup
 from workup.experiments.session import Session
 from workup.finding import prescribe
+from workup.measure.architecture import Audit
 from workup.trace import COLUMNS
 
 #: Quadratic bowl 0.5 * CURVATURE * w^2: gradient descent contracts by |1 - lr * CURVATURE| a step.
@@ -120,6 +121,20 @@ def explain(session, traces):
     return remedies, fixed, instability.conclude(session, traces, fixed, model, causes.find(session, traces))
 
 
+def test_changes_that_the_model_allows_are_among_the_remedies(session):
+    session = dataclasses.replace(session, notebook="05_instability", knobs={"lr": 0.08, "steps": 30})
+    traces = session.run(instability.plan(session))
+    model = Audit(layers=1, norms=1, branches=("f",), post_norm=("f",), bare=(), zero_init="w=0", pre_norm="pre=True")
+    remedies = instability.plan_fixes(session, traces, [], model)
+    hot = {(fix, times): trial for (fix, times), trial in remedies.items() if fix in ("zero-init", "pre-norm")}
+    assert {key: trial.change for key, trial in hot.items()} == {
+        (fix, times): change
+        for fix, change in (("zero-init", "w=0"), ("pre-norm", "pre=True"))
+        for times in (5.0, 10.0)
+    }
+    assert {trial.lr for trial in hot.values()} == {traces[2].trial.lr, traces[3].trial.lr}
+
+
 def test_a_workload_stable_at_ten_times_lr_star_is_told_it_needs_nothing(session):
     session = dataclasses.replace(session, notebook="05_instability", knobs={"lr": 0.01, "steps": 80})
     traces = session.run(instability.plan(session))
@@ -199,6 +214,22 @@ def test_the_threshold_comes_from_the_unclipped_norms_of_the_rate_at_hand(sessio
     found, share = clipping.conclude(session, traces, session.run(clipped), clipping.open_table({}, []))
     assert share.rule.startswith("playbook: E")
     assert found.name == "clip_norm"
+
+
+def test_a_threshold_is_not_ruled_out_by_trials_that_failed(session):
+    def metric(model, batch):
+        if model.w.abs() > 10:
+            raise ValueError("out of range")
+        return batch[0][:, 0]
+
+    broken = dataclasses.replace(session.workload, metrics={"oops": metric})
+    knobs = {"lr": 0.01, "high_lr": 0.8, "steps": 100, "clip_norm": 1e4}
+    session = dataclasses.replace(session, workload=broken, notebook="07_clipping", knobs=knobs)
+    traces = session.run(clipping.plan(session))
+    clipped = session.run(clipping.plan_clipped(session, traces))
+    for found in clipping.conclude(session, traces, clipped, clipping.open_table({}, [])):
+        assert not found.told
+        assert "2 trials failed (step " in found.summary
 
 
 def test_on_thorough_the_open_questions_on_clipping_are_measured(session):

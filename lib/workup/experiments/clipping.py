@@ -117,6 +117,11 @@ def conclude(session: Session, traces: list[Trace], clipped: list[Trace], opened
     """clip_norm and clipped_fraction: from the norms, then corrected by what the trials showed."""
     proposed = judge.judge(traces[0].steps.grad_norm)
     clip, share = judge.choose(table([*traces, *clipped]), proposed)
+    failed = [trace for trace in (*traces, *clipped) if trace.status in ("failed", "out_of_memory")]
+    if failed and not clip.told:
+        why = f"Which threshold helps cannot be told: {len(failed)} trials failed ({failed[0].reason})."
+        clip = dataclasses.replace(clip, summary=why, confidence="low", settle="Mend what failed, and run it again.")
+        share = dataclasses.replace(share, value=None, summary=why, confidence="low", settle=clip.settle)
     measured = opened.set_index("how").to_dict("index")
     clip = dataclasses.replace(
         clip,
