@@ -49,7 +49,7 @@ def test_the_lowest_unstable_rate_decides_and_the_highest_is_told():
     lower = tried(lower_lr=("stable", 0.5)).assign(times=1.0)
     found = fixes.judge(pd.concat([low, high, lower]))
     assert found.value == "warmup"
-    assert "at 10 times lr* not" in found.summary
+    assert "at 10 times lr* it does not" in found.summary
     assert found.evidence["restored_at_highest"] == ["clipping", "lower lr"]
     assert found.evidence["at 10 x lr*"]["warmup"] == {"stability": "diverged", "final": 9.0}
 

@@ -80,10 +80,11 @@ def judge(trials: pd.DataFrame, *, advice: str = "") -> Finding:
         return _finding("none", text, evidence, caveats=CAVEATS)
     works = worth or works
     chosen, least = works[0], min(works, key=lambda fix: rows.final[fix])
-    text = f"{chosen} restores stable training (final loss {rows.final[chosen]:.3g})"
+    rate = f" at its own lr of {rows.lr[chosen]:.3g}" if chosen == "adam" and "lr" in rows else ""
+    text = f"{chosen}{rate} restores stable training (final loss {rows.final[chosen]:.3g})"
     if len(at) > 1 and chosen != "lower lr":
         holds = "too" if high.stability[chosen] == "stable" else "not"
-        text += f", at {multiples.max():g} times lr* {holds}"
+        text += f"; at {multiples.max():g} times lr* it does {holds}"
     note = "" if least == chosen else f" The lowest final loss came with {least} ({rows.final[least]:.3g})."
     return _finding(chosen, f"{text}.{note}", evidence, caveats=CAVEATS)
 
