@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -84,3 +85,24 @@ def test_the_other_frameworks_lines_are_python_and_carry_every_setting(clip):
         assert setting in transformers
     assert ("max_grad_norm=2" in transformers) == (clip is not None)
     assert ("gradient_clip_val=2" in made.as_lightning()) == (clip is not None)
+
+
+def test_without_warmup_or_schedule_there_is_no_scheduler_to_paste():
+    plain = Prescription(batch_size=8, peak_lr=0.4, warmup_steps=0, max_train_steps=6, clip_norm=None, schedule=False)
+    assert "schedule" not in plain.as_torch()
+    assert "scheduler" not in plain.as_lightning()
+    ramped = dataclasses.replace(plain, warmup_steps=2)
+    assert "scheduler.step()" in ramped.as_torch()
+    assert '"lr_scheduler"' in ramped.as_lightning()
+
+
+def test_the_rate_prescribed_is_the_one_for_the_whole_run_where_that_carries():
+    """The rate that leads after a short trial is too high for a long one (playbook: A4)."""
+    best = Finding(name="best_lr", value=0.3, evidence={"carried": {"value": 0.14}}, **FACTS)
+    assert prescribe({"best_lr": best}, workload=Own).peak_lr == 0.14
+    untold = dataclasses.replace(best, evidence={"carried": {"value": None}})
+    assert prescribe({"best_lr": untold}, workload=Own).peak_lr == 0.3
+    edge = dataclasses.replace(best, evidence={"carried": {"value": 0.2}, "lr_at_edge": True, "cautious_lr": 0.15})
+    assert prescribe({"best_lr": edge}, workload=Own).peak_lr == 0.15
+    scheduled = type("Own", (Own,), {"schedule": lambda fraction: 1 - fraction})
+    assert prescribe({"best_lr": best}, workload=scheduled).peak_lr == 0.3

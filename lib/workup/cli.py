@@ -96,14 +96,16 @@ def _run(plan: dict[str, dict[str, Any]], study: "Study", kernel: str | None) ->
 
     failed = []
     try:
-        for number, (name, values) in enumerate(plan.items(), 1):
-            click.echo(f"[{number}/{len(plan)}] {name}")
-            began = time.monotonic()
-            if error := workbook.execute(name, values, study=study, kernel=kernel, out=sys.stdout):
-                failed.append(name)
-                click.echo(f"{name} failed: {error}\n  See {_path(study.folder / 'notebooks' / name)}.ipynb", err=True)
-            else:
-                click.echo(f"  done in {time.monotonic() - began:.0f} s")
+        with workbook.kernels_ahead(list(plan), kernel) as take:
+            for number, (name, values) in enumerate(plan.items(), 1):
+                click.echo(f"[{number}/{len(plan)}] {name}")
+                began = time.monotonic()
+                if error := workbook.execute(name, values, study=study, kernel=take(name), out=sys.stdout):
+                    failed.append(name)
+                    at = _path(study.folder / "notebooks" / name)
+                    click.echo(f"{name} failed: {error}\n  See {at}.ipynb", err=True)
+                else:
+                    click.echo(f"  done in {time.monotonic() - began:.0f} s")
     except KeyboardInterrupt:
         click.echo(f"\nStopped. {_path(study.folder)} keeps what was measured; the same command resumes.", err=True)
         sys.exit(130)
@@ -229,7 +231,8 @@ def _tell(log: "Log", found: "Sequence[Finding]", wrong: Sequence[str]) -> None:
     click.echo(f"  read as {', '.join(f'{ours}={theirs}' for ours, theirs in log.columns.items())}")
     for note in log.notes:
         click.echo(f"  note: {note}")
-    click.echo(f"{cards(found)!r}\n{'Problems: ' + ', '.join(map(title, wrong)) if wrong else 'No problem found'}.\n")
+    verdict = "No problem found" if found[0].told else "Whether training is stable cannot be told"
+    click.echo(f"{cards(found)!r}\n{'Problems: ' + ', '.join(map(title, wrong)) if wrong else verdict}.\n")
 
 
 @commands.command("new")

@@ -116,41 +116,44 @@ class Prescription:
     def as_torch(self) -> str:
         """Lines for a plain PyTorch loop."""
         after = "schedule((step - warmup_steps) / (max_train_steps - warmup_steps))" if self.schedule else "1.0"
+        ramp = "(step + 1) / warmup_steps if step < warmup_steps else " if self.warmup_steps else ""
         lines = [
             f"batch_size = {self.batch_size}",
             f"peak_lr = {self.peak_lr:.4g}",
             f"warmup_steps = {self.warmup_steps}",
             f"max_train_steps = {self.max_train_steps}",
-            "optimizer = make_optimizer(model.parameters(), lr=peak_lr)",
-            "scheduler = torch.optim.lr_scheduler.LambdaLR(",
-            "    optimizer,",
-            f"    lambda step: (step + 1) / warmup_steps if step < warmup_steps else {after},",
-            ")",
-            "# in the loop, each step:",
-            "loss.backward()",
+            "optimizer = make_optimizer(model.parameters(), lr=peak_lr)  # yours",
         ]
+        if self.scheduled:
+            lines.append(f"scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: {ramp}{after})")
+        lines += ["# in the loop, each step:", "loss.backward()"]
         if self.clip_norm is not None:
             lines.append(f"torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm={self.clip_norm:.4g})")
-        return "\n".join([*lines, "optimizer.step()", "scheduler.step()", "optimizer.zero_grad()"])
+        lines += ["optimizer.step()", *(["scheduler.step()"] if self.scheduled else []), "optimizer.zero_grad()"]
+        return "\n".join(lines)
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether the rate changes from step to step."""
+        return self.schedule or self.warmup_steps > 0
 
     def as_lightning(self) -> str:
-        """Arguments of Lightning's Trainer, and the scheduler for ``configure_optimizers``."""
+        """Arguments of Lightning's Trainer, and the lines of ``configure_optimizers``."""
         precision = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}[self.precision]
         clip = f"\n    gradient_clip_val={self.clip_norm:.4g}," if self.clip_norm is not None else ""
-        after = (
-            f"schedule((step - {self.warmup_steps}) / {self.max_train_steps - self.warmup_steps})"
-            if self.schedule
-            else "1.0"
-        )
+        span = self.max_train_steps - self.warmup_steps
+        after = f"schedule((step - {self.warmup_steps}) / {span})" if self.schedule else "1.0"
         ramp = f"(step + 1) / {self.warmup_steps} if step < {self.warmup_steps} else " if self.warmup_steps else ""
+        scheduler = (
+            f"scheduler = torch.optim.lr_scheduler.LambdaLR(\n    optimizer, lambda step: {ramp}{after}\n)\n"
+            'return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}'
+        )
         return (
             f"trainer = lightning.Trainer(\n    max_steps={self.max_train_steps},{clip}\n"
             f'    precision="{precision}",\n)\n'
             f"# DataLoader(..., batch_size={self.batch_size}); in configure_optimizers:\n"
-            f"optimizer = make_optimizer(self.parameters(), lr={self.peak_lr:.4g})\n"
-            "scheduler = torch.optim.lr_scheduler.LambdaLR(\n"
-            f"    optimizer, lambda step: {ramp}{after}\n)\n"
-            'return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}'
+            f"optimizer = make_optimizer(self.parameters(), lr={self.peak_lr:.4g})  # yours\n"
+            + (scheduler if self.scheduled else "return optimizer")
         )
 
     def as_transformers(self) -> str:
@@ -193,8 +196,10 @@ def prescribe(findings: Mapping[str, Finding], *, workload: Any) -> Prescription
         take("batch_size", int(found.value), found)
     if found := told("best_lr"):
         # Right at the edge another seed may diverge; only warmup or clipping, below, go there.
-        edge = bool(found.evidence.get("lr_at_edge")) and found.evidence.get("cautious_lr")
-        take("peak_lr", float(found.evidence["cautious_lr"] if edge else found.value), found)
+        cautious = found.evidence.get("lr_at_edge") and found.evidence.get("cautious_lr")
+        # The rule that carries a rate to the whole run is one for constant rates.
+        carried = (found.evidence.get("carried") or {}).get("value") if workload.schedule is None else None
+        take("peak_lr", float(min(rate for rate in (found.value, cautious, carried) if rate)), found)
     if found := told("warmup_steps"):
         take("warmup_steps", int(found.value), found)
         if found.value and found.evidence.get("peak_lr"):

@@ -46,3 +46,21 @@ def test_present_settings_that_never_train_lose_to_any_that_do():
 def test_prescribed_runs_that_became_unstable_are_told_beside_a_gain():
     table = runs([1.0, 1.1, 1.2], [0.5, 0.6, 0.7], stability=["stable"] * 5 + ["mid"])
     assert checkpoints.judge(table).caveats == ("1 of 3 prescribed runs became unstable: take a lower peak_lr.",)
+
+
+def test_a_gain_over_a_small_part_of_the_run_is_of_low_confidence_and_says_so():
+    found = checkpoints.judge(runs([1.0, 1.1, 1.2], [0.5, 0.6, 0.8]), share=0.04)
+    assert found.confidence == "low"
+    assert found.caveats == ("Trained for 4% of the run's steps: the difference may shrink or turn over the rest.",)
+    assert checkpoints.judge(runs([1.0, 1.1, 1.2], [0.5, 0.6, 0.8])).caveats == ()
+
+
+def test_more_examples_in_as_many_steps_are_told():
+    table = runs([1.0, 1.1, 1.2], [0.5, 0.6, 0.8], examples=[640] * 3 + [1280] * 3)
+    assert checkpoints.judge(table).caveats == ("Steps are equal: the prescribed runs saw 2 times as many examples.",)
+
+
+def test_what_was_compared_is_named_and_full_runs_are_not_asked_to_be_longer():
+    found = checkpoints.judge(runs([1.0, 1.2, 0.8], [0.9, 1.3, 0.8]), what="training loss")
+    assert "best training loss" in found.summary
+    assert found.settle == "Run more seeds."

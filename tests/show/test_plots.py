@@ -271,7 +271,7 @@ def test_compare_draws_mean_and_range_and_gives_each_groups_best_checkpoints():
     }
     assert ax.lines[0].get_ydata().tolist() == pytest.approx([1.0, 0.3, 0.3])
     stars = [(line.get_xdata()[0], line.get_ydata()[0]) for line in points(ax, "*")]
-    assert stars == [(pytest.approx(1), pytest.approx(0.3)), (2, 0.6)]
+    assert stars == [(1.5, pytest.approx(0.2)), (2, 0.6)]
     assert ax.get_ylabel() == "evaluation loss (mean and range)"
 
 

@@ -90,4 +90,7 @@ def table(groups: Mapping[str, list[Trace]]) -> pd.DataFrame:
 
 def conclude(session: Session, groups: Mapping[str, list[Trace]]) -> tuple[Finding, ...]:
     """improvement: prescribed against present, paired by seed."""
-    return session.conclude(checkpoints.judge(table(groups)))
+    trial = groups["prescribed"][0].trial
+    what = "evaluation loss" if trial.eval_every else "training loss"
+    share = trial.steps / session.workload.max_train_steps
+    return session.conclude(checkpoints.judge(table(groups), what=what, share=share))

@@ -8,6 +8,8 @@ import pandas as pd
 from workup.finding import Finding
 
 RULE = "playbook: F4, D5"
+#: A comparison over less than this share of the run is one of starts.
+LONG = 0.25
 #: Student's t, two-sided 95%, by degrees of freedom; past the table the normal's 1.96.
 _T95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -25,12 +27,15 @@ def mean_interval(values: np.ndarray) -> tuple[float, float]:
     return centre - half, centre + half
 
 
-def judge(runs: pd.DataFrame) -> Finding:
+def judge(runs: pd.DataFrame, *, what: str = "evaluation loss", share: float = 1.0) -> Finding:
     """How much lower the prescribed settings' best evaluation loss is than the present ones'.
 
     Args:
         runs: columns ``settings`` ("present" or "prescribed"), ``seed``, ``best`` (lowest
-            evaluation loss of the run; NaN where it has none), and optionally ``stability``.
+            evaluation loss of the run; NaN where it has none), and optionally ``stability``
+            and ``examples`` (seen by the run).
+        what: ``best`` is the lowest of.
+        share: of the whole run's steps, as many as were trained.
 
     Returns:
         ``improvement``: present minus prescribed, paired by seed, with its 95% interval;
@@ -41,7 +46,7 @@ def judge(runs: pd.DataFrame) -> Finding:
         if group not in wide:
             wide[group] = np.nan
     pairs = wide.replace([np.inf, -np.inf], np.nan)
-    shaky = _unstable(runs)
+    caveats = _caveats(runs, share)
     failed = {group: int(pairs[group].isna().sum()) for group in ("present", "prescribed")}
     pairs = pairs.dropna()
     evidence = {
@@ -51,7 +56,7 @@ def judge(runs: pd.DataFrame) -> Finding:
         "failed_runs": failed,
     }
     if failed["prescribed"] == len(wide):
-        summary = "No run with the prescribed settings gave a finite evaluation loss: keep the present ones."
+        summary = f"No run with the prescribed settings gave a finite {what}: keep the present ones."
         return _cannot(summary, "Look at the prescribed runs' traces.", evidence)
     if failed["present"] == len(wide):
         return Finding(
@@ -69,31 +74,36 @@ def judge(runs: pd.DataFrame) -> Finding:
     gain = float(gains.mean())
     numbers = f"{pairs['prescribed'].mean():.4g} against {pairs['present'].mean():.4g}"
     if low <= 0 <= high:
-        summary = f"No difference that {len(pairs)} seeds can show: best evaluation loss {numbers} as it is now."
-        return _cannot(
-            summary, "Run more seeds, or the full number of steps.", {**evidence, "interval": (low, high)}, shaky
-        )
+        summary = f"No difference that {len(pairs)} seeds can show: best {what} {numbers} as it is now."
+        settle = "Run more seeds, or the full number of steps." if share < 1 else "Run more seeds."
+        return _cannot(summary, settle, {**evidence, "interval": (low, high)}, caveats)
     better = "lower" if gain > 0 else "HIGHER"
     return Finding(
         name="improvement",
         value=gain,
-        unit="evaluation loss",
+        unit=what,
         interval=(low, high),
         rule=RULE,
-        summary=f"The prescribed settings reach a {better} best evaluation loss: {numbers} as it is now.",
-        confidence="high" if len(pairs) >= 5 else "medium",
+        summary=f"The prescribed settings reach a {better} best {what}: {numbers} as it is now.",
+        confidence="low" if share < LONG else "high" if len(pairs) >= 5 else "medium",
         evidence=evidence,
-        caveats=shaky,
+        caveats=caveats,
     )
 
 
-def _unstable(runs: pd.DataFrame) -> tuple[str, ...]:
-    """A caveat where prescribed runs did not stay stable, whatever their best checkpoint says."""
-    if "stability" not in runs:
-        return ()
-    own = runs[runs["settings"] == "prescribed"]["stability"]
-    bad = int(own.isin(["early", "mid", "diverged"]).sum())
-    return (f"{bad} of {len(own)} prescribed runs became unstable: take a lower peak_lr.",) if bad else ()
+def _caveats(runs: pd.DataFrame, share: float) -> tuple[str, ...]:
+    """What the best checkpoints alone do not say: short or unstable runs, and runs that saw more data."""
+    said = []
+    if share < 1:
+        said.append(f"Trained for {share:.0%} of the run's steps: the difference may shrink or turn over the rest.")
+    prescribed = runs[runs["settings"] == "prescribed"]
+    if "examples" in runs and len(prescribed) < len(runs):
+        ratio = prescribed["examples"].mean() / runs[runs["settings"] == "present"]["examples"].mean()
+        if not 0.9 < ratio < 1.1:
+            said.append(f"Steps are equal: the prescribed runs saw {ratio:.2g} times as many examples.")
+    if "stability" in runs and (bad := int(prescribed["stability"].isin(["early", "mid", "diverged"]).sum())):
+        said.append(f"{bad} of {len(prescribed)} prescribed runs became unstable: take a lower peak_lr.")
+    return tuple(said)
 
 
 def _cannot(summary: str, settle: str, evidence: dict, caveats: tuple[str, ...] = ()) -> Finding:

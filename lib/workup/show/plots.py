@@ -223,9 +223,9 @@ def warmup_grid(trials: pd.DataFrame, *, finding: Finding | None = None, ax: Axe
 
 
 def compare(groups: Mapping[str, Sequence[Trace]], *, finding: Finding | None = None, ax: Axes | None = None) -> Axes:
-    """Mean loss and range over seeds, one colour a group, the best checkpoint of each mean starred (playbook: F4).
+    """Mean loss and range over seeds, one colour a group; a star at the seeds' best checkpoints, averaged (playbook: F4).
 
-    Labels give the mean and standard deviation over seeds of each seed's own best checkpoint.
+    Labels give their mean and standard deviation.
     """
     ax = style.axes(ax)
     every = [trace for traces in groups.values() for trace in traces]
@@ -242,7 +242,7 @@ def compare(groups: Mapping[str, Sequence[Trace]], *, finding: Finding | None = 
         mean, best = runs.mean(axis=1), runs.min()
         ax.fill_between(runs.index, runs.min(axis=1), runs.max(axis=1), color=colour, alpha=0.2, linewidth=0)
         ax.plot(mean.index, mean, color=colour, linewidth=1.8)
-        style.star(ax, mean.index[int(mean.argmin())], mean.min())
+        style.star(ax, runs.idxmin().mean(), best.mean())
         spread = f" (sd {best.std():.1g})" if len(whole) > 1 else ""
         ends.append((mean.iloc[-1], f"{name}\nbest {style.number(best.mean())}{spread}\n{seeds}", colour))
     ax.margins(x=0.01)
