@@ -15,7 +15,7 @@ import torch
 
 from workup import start
 from workup.experiments import batch_size as experiment
-from workup.judge import batch_size as judge
+from workup.judge import critical_size as judge
 
 SIZES = {
     "digits-mlp": (8, 16, 32, 64, 128, 512),

@@ -5,7 +5,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from workup import Trial
-from workup.judge import batch_size as judge
+from workup.judge import critical_size as judge
 from workup.measure.noise_scale import measure, two_norms, untouched
 from workup.measure.train import train
 

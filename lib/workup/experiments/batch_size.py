@@ -11,6 +11,7 @@ from torch import nn
 from workup.experiments.session import Session
 from workup.finding import Finding
 from workup.judge import batch_size as judge
+from workup.judge import critical_size
 from workup.measure import noise_scale, throughput
 from workup.measure.memory import MARGIN, Attempt, Limit, memory_limit
 from workup.measure.probe import Prober, search
@@ -187,14 +188,14 @@ def _smooth(trace: Trace) -> pd.Series:
 
 def critical(noise: pd.DataFrame, reached: pd.DataFrame) -> Finding:
     """The critical batch size: by experiment where there was one that can tell, else predicted from the noise."""
-    measured = judge.measured_critical(reached)
-    return measured if measured.told else judge.critical(noise)
+    measured = critical_size.measured_critical(reached)
+    return measured if measured.told else critical_size.critical(noise)
 
 
 def costs(session: Session, found: Finding, speeds: pd.DataFrame) -> pd.DataFrame:
     """Steps, examples and seconds to the goal of today's run by size (B8 to B10); ``found`` from :func:`critical`."""
     size, workload = found.value or (found.interval or (0.0,))[0], session.workload
-    return judge.costs(speeds, size, present=workload.batch_size, steps=workload.max_train_steps)
+    return critical_size.costs(speeds, size, present=workload.batch_size, steps=workload.max_train_steps)
 
 
 def conclude(

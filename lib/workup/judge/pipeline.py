@@ -18,6 +18,7 @@ HEAVY = 0.20
 #: An unused field is a cause from this share of a batch's bytes, and this many of them.
 UNUSED_SHARE, UNUSED_BYTES = 0.10, 1 << 20
 SETTINGS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+LONG = {"persistent": "persistent_workers", "pinned": "pin_memory"}
 SECONDS = ("first_batch_seconds", "step_seconds", "stall_seconds", "epoch_step_seconds")
 
 #: Name in ``ADVICE``, where, seconds of a step that it may save, what else the advice says.
@@ -60,7 +61,7 @@ def input_bound(speeds: pd.DataFrame, *, batch_size: int) -> Finding:
     share = np.sort((1 - table.step / table.together).clip(lower=0).dropna())
     drop = (len(share) - 1) // 8  # order statistics: at least 93% around the median, from 5 rounds on
     low, middle, high = (float(value) for value in (share[drop], np.median(share), share[-1 - drop]))
-    loader, step, together = table.median()[["loader", "step", "together"]].tolist()
+    loader, step, together = table.median()[["loader", "step", "together"]]
     limit = BOUND / (1 + BOUND)
     told = low > limit or high < limit
     now, reach = batch_size / together, batch_size / step
@@ -170,11 +171,12 @@ def causes(
         ``input_causes``: a list of names, or "none"; evidence[name] has advice, where, saves_seconds (a step, at most).
     """
     table = by_setting(sweep)
-    found = [*_between_epochs(table.iloc[0]), *_unused(fields), *_waits(syncs)]
+    found = [*_waste(table.iloc[0], fields, syncs)]
     if bound.value is True:
         found += [*_stages(stages, bound.evidence, max(1, int(table.num_workers[0]))), *_settings(table)]
     found = sorted(found, key=lambda cause: -cause[2])
     advice = {name: ADVICE[name].format(where=where, spent=spent) for name, where, _, spent in found}
+    advice |= {name: f"{advice[name]} (saves up to {ms(saves)} a step)" for name, _, saves, _ in found if saves > 0}
     told = bound.told or bool(found)
     otherwise = "nothing stands out" if told else "whether training waits is not clear, so neither is what for"
     return Finding(
@@ -192,13 +194,12 @@ def causes(
 def _stages(stages: pd.DataFrame, speeds: Mapping[str, Any], workers: int) -> Iterator[Cause]:
     """The costliest stage of each kind, if it is long beside the step."""
     wait = speeds["together_seconds"] - speeds["step_seconds"]
-    for row in stages.sort_values("batch_seconds").drop_duplicates("kind", keep="last").to_dict("records"):
-        stage, kind, spent = row["stage"], row["kind"], row["batch_seconds"]
-        cost = spent / (1 if kind == "transfer" else workers)
+    for row in stages.sort_values("batch_seconds").drop_duplicates("kind", keep="last").itertuples():
+        cost = row.batch_seconds / (1 if row.kind == "transfer" else workers)
         if cost >= HEAVY * speeds["together_seconds"]:
-            read = "slow_read" if row["waiting"] > 0.5 else "slow_decode"
-            name = {"read": read, "transform": "expensive_transform"}.get(kind, f"slow_{kind}")
-            yield name, stage, min(cost, wait), ms(spent)
+            read = "slow_read" if row.waiting > 0.5 else "slow_decode"
+            name = {"read": read, "transform": "expensive_transform"}.get(row.kind, f"slow_{row.kind}")
+            yield name, row.stage, min(cost, wait), ms(row.batch_seconds)
 
 
 def _settings(table: pd.DataFrame) -> Iterator[Cause]:
@@ -206,38 +207,30 @@ def _settings(table: pd.DataFrame) -> Iterator[Cause]:
     own = table.iloc[0]
     enough = own.epoch_step_seconds * (1 - max(BOUND, 2 * own.noise))
     quick = table[table.epoch_step_seconds < enough].sort_values("epoch_step_seconds")
-    deeper = quick[(quick.num_workers == own.num_workers) & (quick.prefetch_factor > own.prefetch_factor)]
-    wider = quick[quick.num_workers > own.num_workers]
+    deeper = quick[(quick.num_workers == own.num_workers) & (quick.prefetch_factor > own.prefetch_factor)].head(1)
+    wider = quick[quick.num_workers > own.num_workers].head(1)
     saves = own.epoch_step_seconds - quick.epoch_step_seconds
-    best = [
-        (name, rows.index[0]) for name, rows in (("small_prefetch", deeper), ("too_few_workers", wider)) if len(rows)
-    ]
-    if len(best) == 2 and saves[best[0][1]] > 0.8 * saves[best[1][1]]:
-        best.pop()
-    for name, row in best:
-        yield name, describe(table.loc[row]), float(saves[row]), _instead(table.loc[row], own)
+    if len(deeper) and len(wider) and saves[deeper.index[0]] > 0.8 * saves[wider.index[0]]:
+        wider = wider[:0]
+    for name, rows in (("small_prefetch", deeper), ("too_few_workers", wider)):
+        for index, row in rows.iterrows():
+            yield name, describe(row), float(saves[index]), _instead(row, own)
+
+
+def _waste(own: pd.Series, fields: pd.DataFrame, syncs: pd.DataFrame) -> Iterator[Cause]:
+    """What is lost whether or not the step waits for its data."""
+    if own.num_workers and _stall(own) >= BOUND * own.step_seconds:
+        yield "epoch_stall", describe(own), _stall(own), ms(own.stall_seconds)
+    idle = fields[~fields.used.astype(bool) & (fields.share >= UNUSED_SHARE) & (fields.bytes >= UNUSED_BYTES)]
+    if len(idle):
+        yield "unused_field", ", ".join(idle.field), float(idle.seconds.sum()), f"{idle.bytes.sum() / 2**20:.1f} MiB"
+    if len(steady := syncs[syncs.per_step >= 1]):
+        yield "synchronisation", ", ".join(f"{row.file}:{row.line}" for row in steady.itertuples()), 0.0, ""
 
 
 def _stall(setting: pd.Series) -> float:
     """Seconds that waits at the start of epochs add to the mean step."""
     return float(setting.epoch_step_seconds - setting.step_seconds)
-
-
-def _between_epochs(own: pd.Series) -> Iterator[Cause]:
-    if own.num_workers and _stall(own) >= BOUND * own.step_seconds:
-        yield "epoch_stall", describe(own), _stall(own), ms(own.stall_seconds)
-
-
-def _unused(fields: pd.DataFrame) -> Iterator[Cause]:
-    idle = fields[~fields.used.astype(bool) & (fields.share >= UNUSED_SHARE) & (fields.bytes >= UNUSED_BYTES)]
-    if len(idle):
-        size = f"{idle.bytes.sum() / 2**20:.1f} MiB"
-        yield "unused_field", ", ".join(idle.field), float(idle.seconds.sum()), size
-
-
-def _waits(syncs: pd.DataFrame) -> Iterator[Cause]:
-    if len(steady := syncs[syncs.per_step >= 1]):
-        yield "synchronisation", ", ".join(f"{row.file}:{row.line}" for row in steady.itertuples()), 0.0, ""
 
 
 def lines(settings: Mapping[str, Any], *, batch_size: int, slices: bool = False, collate: bool = False) -> str:
@@ -257,7 +250,7 @@ def lines(settings: Mapping[str, Any], *, batch_size: int, slices: bool = False,
     if slices:  # the tensors are indexed once a batch, not once an example
         batching = ["batch_size=None", f"sampler=BatchSampler(RandomSampler(train_data), {batch_size}, drop_last=True)"]
     kept = [f"{name}={value}" for name, value in settings.items() if value or name == "num_workers"]
-    arguments = ["train_data", *batching, *(["collate_fn=collate_fn"] if collate else []), *kept]
+    arguments = ["train_data", *batching, *["collate_fn=collate_fn"][: int(collate)], *kept]
     start = "from torch.utils.data import BatchSampler, RandomSampler\n" if slices else ""
     return f"{start}train_loader = torch.utils.data.DataLoader(\n" + "".join(f"    {a},\n" for a in arguments) + ")"
 
@@ -269,16 +262,10 @@ def describe(setting: Mapping[str, Any] | pd.Series) -> str:
     '2 workers, prefetch 4, persistent'
     """
     count = int(setting["num_workers"])
-    prefetch = (
-        f"{count} worker{'s' * (count != 1)}, prefetch {setting['prefetch_factor']:.0f}" if count else "no workers"
-    )
-    said = {
-        prefetch: True,
-        "example by example": setting.get("batching") == "examples",
-        "persistent": setting["persistent_workers"],
-        "pinned": setting["pin_memory"],
-    }
-    return ", ".join(word for word, holds in said.items() if holds)
+    words = [f"{count} worker{'s' * (count > 1)}, prefetch {setting['prefetch_factor']:.0f}" if count else "no workers"]
+    words += ["example by example"] if setting.get("batching") == "examples" else []
+    words += [word for word in ("persistent", "pinned") if setting[LONG[word]]]
+    return ", ".join(words)
 
 
 def _instead(row: pd.Series, own: pd.Series) -> str:

@@ -1,0 +1,132 @@
+"""How many steps a larger batch saves: the critical batch size, predicted and by experiment (playbook: B8 to B10)."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workup.finding import Finding
+
+#: Measured critical sizes lay between this part of the predicted one and all of it (tests/benchmarks/noise_scale.py).
+ROUGH = 0.1
+#: Bootstrap resamples.
+RESAMPLES = 400
+
+
+def scales(noise: pd.DataFrame) -> tuple[pd.Series, np.ndarray]:
+    """The simple noise scale tr(Σ)/|G|² at each step measured, and resampled, shape [steps, RESAMPLES].
+
+    From mean squared gradient norms at sizes b < B of a population of N, drawn without
+    replacement (McCandlish et al. 2018, appendix A, with the finite-population factor)::
+
+        E|g_b|² = |G|² + c(b) tr(Σ),   c(b) = (N − b) / (b (N − 1)),   1/b where N is unknown
+
+    Both sides are averaged over the draws before they are divided; a gradient lost in its noise gives inf.
+
+    Args:
+        noise: from ``measure.noise_scale.measure``.
+    """
+    rng, found, drawn = np.random.default_rng(0), {}, []
+    for step, here in noise.groupby("step"):
+        norms = here[["small_norm2", "large_norm2"]].to_numpy()
+        b, big, n = (float(here[name].iloc[0]) for name in ("small", "large", "population"))
+        cb, cbig = ((n - x) / (n - 1) / x if n > 1 else 1 / x for x in (b, big))
+        picks = rng.integers(len(norms), size=(RESAMPLES, len(norms)))
+        small, large = np.vstack([norms.mean(axis=0), norms[picks].mean(axis=1)]).T
+        trace = np.maximum((small - large) / (cb - cbig), 0)
+        gradient = large - cbig * trace
+        scale = np.where(gradient > 0, trace / np.where(gradient > 0, gradient, 1), np.inf)
+        found[step] = float(scale[0])
+        drawn.append(scale[1:])
+    return pd.Series(found), np.array(drawn)
+
+
+def critical(noise: pd.DataFrame) -> Finding:
+    """``critical_batch_size``: steps(B) = S_min (1 + B_crit / B), so at B_crit twice the fewest steps (playbook: B8).
+
+    A step at size b gets as far as 1 / (1 + scale / b) steps without noise. Summed over a training of
+    T steps at b that is its S_min, and B_crit = b (T / S_min − 1): the scales' harmonic mean, so that
+    the many late steps that noise makes slow do not count as many steps that a goal needs.
+    """
+    about: dict[str, Any] = {"name": "critical_batch_size", "unit": "examples"}
+    about["rule"] = "playbook: B8; McCandlish et al. 2018"
+    if not len(noise):
+        why = "The data holds fewer than two batches, so the gradient's noise cannot be measured."
+        return Finding(**about, value=None, summary=why, settle="A smaller batch size or more data.")
+    by_step, drawn = scales(noise)
+    b = float(noise["small"].iloc[0])
+    with np.errstate(divide="ignore"):  # all lost in noise: infinite
+        value = b * (1 / np.mean(1 / (1 + by_step.to_numpy() / b)) - 1)
+        low, high = np.quantile(b * (1 / np.mean(1 / (1 + drawn / b), axis=0) - 1), [0.025, 0.975], method="nearest")
+    about |= {"interval": (ROUGH * float(low), float(high)), "confidence": "low"}
+    about["evidence"] = {
+        "noise_scale_by_step": {str(step): scale for step, scale in by_step.items()},
+        "noise_scale_interval": (float(low), float(high)),
+    }
+    if not math.isfinite(value) or high > 16 * low:
+        why = f"The gradient is nearly lost in its noise: its noise scale is above {low:.0f}, not known better."
+        return Finding(**about, value=None, summary=why, settle="More draws (budget thorough), or earlier in training.")
+    return Finding(
+        **about,
+        value=round(value),
+        summary=f"At {value:.0f} examples, or fewer, training takes twice the fewest steps: larger batches save at "
+        "most half.",
+        caveats=(
+            f"The noise scale of a short run is an upper estimate: measured, the critical size was between {ROUGH:g} "
+            "and 1 times as large, since curvature and the optimizer limit the steps too. The budget thorough "
+            "measures the steps themselves.",
+        ),
+    )
+
+
+def measured_critical(reached: pd.DataFrame) -> Finding:
+    """``critical_batch_size`` by experiment: steps = S_min (1 + B_crit / B), fitted to the steps a goal took (B8).
+
+    Args:
+        reached: columns batch_size, lr, steps (to the goal; NaN where it was not reached). At each
+            size the best learning rate counts: each size is retuned (playbook: B11).
+
+    Returns:
+        The finding; its interval is what fits without one of the sizes give.
+    """
+    about: dict[str, Any] = {"name": "critical_batch_size", "unit": "examples", "rule": "playbook: B8, B9"}
+    best = reached.groupby("batch_size")["steps"].min().dropna()
+    if len(best) < 3:
+        why = f"Only {len(best)} sizes reached the goal, at any learning rate tried."
+        return Finding(**about, value=None, summary=why, settle="More steps, or a nearer goal.")
+    about["evidence"] = {"steps": {str(size): float(steps) for size, steps in best.items()}}
+    fewest, value = _law(best)
+    if not 0 < value < math.inf:
+        what = "perfectly" if value else "not at all"
+        why = f"Steps fall {what} with the batch up to {best.index[-1]}: the critical size lies outside what was tried."
+        return Finding(**about, value=None, summary=why, settle="Other sizes.")
+    without = [_law(best.drop(size))[1] for size in best.index]
+    why = f"By experiment, training takes twice the fewest steps ({fewest:.0f}) at batches of {value:.0f}."
+    interval = (min(value, *without), max(value, *without))
+    return Finding(**about, value=round(value), interval=interval, confidence="medium", summary=why)
+
+
+def _law(steps: pd.Series) -> tuple[float, float]:
+    """S_min and B_crit of steps by size, relative errors counting; B_crit is 0 or inf where steps do not bend."""
+    sizes, taken = steps.index.to_numpy(float), steps.to_numpy(float)
+    design = np.stack([np.ones_like(sizes), 1 / sizes], axis=1) / taken[:, None]
+    (fewest, examples), *_ = np.linalg.lstsq(design, np.ones_like(sizes), rcond=None)
+    return float(fewest), math.inf if fewest <= 0 else max(0.0, float(examples / fewest))
+
+
+def costs(table: pd.DataFrame, critical_size: float, *, present: int, steps: int) -> pd.DataFrame:
+    """What reaching the goal of today's run takes at each size (playbook: B8, B9, B10).
+
+    Args:
+        table: from :func:`speeds`. critical_size: in examples.
+        present, steps: today's batch size and number of steps.
+
+    Returns:
+        batch_size, steps = S_min (1 + B_crit / B), examples (steps × B), seconds (one device, so
+        also the resource use in device-seconds).
+    """
+    fine = table.dropna(subset="examples_per_second")[["batch_size", "step_seconds"]]
+    needed = steps * (1 + critical_size / fine["batch_size"]) / (1 + critical_size / present)
+    spent = {"steps": needed, "examples": needed * fine["batch_size"], "seconds": needed * fine["step_seconds"]}
+    return fine[["batch_size"]].assign(**spent).reset_index(drop=True)

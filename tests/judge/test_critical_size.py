@@ -1,0 +1,106 @@
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workup.judge import critical_size as judge
+
+SIZES = [2**k for k in range(3, 13)]
+SPEEDS = pd.DataFrame(
+    {"batch_size": SIZES, "examples_per_second": 100.0, "step_seconds": [size / 100 for size in SIZES]}
+)
+
+
+def test_costs_follow_the_papers_law_and_meet_todays_run():
+    table = judge.costs(SPEEDS, 128, present=64, steps=3000)
+    at = table.set_index("batch_size")
+    assert at.loc[64, "steps"] == pytest.approx(3000)
+    assert at.loc[128, "steps"] == pytest.approx(2 * 3000 / 3)
+    assert at.loc[4096, "steps"] == pytest.approx(3000 / 3 * (1 + 128 / 4096))
+    assert at["examples"].tolist() == pytest.approx((at.index * at["steps"]).tolist())
+    assert at.loc[64, "seconds"] == pytest.approx(3000 * 0.64)
+
+
+@settings(max_examples=50, deadline=None)
+@given(critical=st.floats(0, 1e6), present=st.sampled_from(SIZES))
+def test_a_larger_batch_never_needs_more_steps_nor_fewer_examples(critical, present):
+    table = judge.costs(SPEEDS, critical, present=present, steps=1000)
+    assert (table["steps"].diff().dropna() <= 1e-6).all()
+    assert (table["examples"].diff().dropna() >= -1e-6).all()
+
+
+def noise_rows(trace, length, *, small=32, large=512, population=0, draws=50, spread=0.0, steps=(0, 100), seed=0):
+    rng = np.random.default_rng(seed)
+    rows = []
+    for step in steps:
+        for draw in range(draws):
+            off = rng.normal(0, spread, 2)
+            norms = [length + trace / small + off[0], length + trace / large + off[1]]
+            rows.append([step, draw, small, large, population, *norms])
+    names = ["step", "draw", "small", "large", "population", "small_norm2", "large_norm2"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def test_the_critical_size_is_that_of_the_law_summed_over_a_trainings_steps():
+    both = pd.concat([noise_rows(100.0, 1.0, steps=[0]), noise_rows(300.0, 1.0, steps=[100])])
+    found = judge.critical(both)
+    assert found.evidence["noise_scale_by_step"] == pytest.approx({"0": 100, "100": 300})
+    fewest = 1 / (1 + 100 / 32) + 1 / (1 + 300 / 32)  # what two steps at 32 are worth without noise
+    examples = 32 * (2 - fewest)
+    assert found.value == round(examples / fewest)
+    assert found.evidence["noise_scale_interval"] == pytest.approx((examples / fewest,) * 2)
+    assert found.interval == pytest.approx((judge.ROUGH * examples / fewest, examples / fewest))
+
+
+def test_steps_that_noise_makes_endless_are_no_part_of_the_fewest():
+    lost = pd.concat([noise_rows(100.0, 1.0, steps=[0]), noise_rows(100.0, -10.0, steps=[100])])
+    found = judge.critical(lost)
+    assert found.evidence["noise_scale_by_step"]["100"] == float("inf")
+    assert found.value == round(32 * (2 * (1 + 100 / 32) - 1))
+
+
+def test_a_gradient_lost_in_its_noise_cannot_tell():
+    found = judge.critical(noise_rows(1000.0, 0.01, spread=2.0, draws=6))
+    assert found.value is None
+    assert "lost in its noise" in found.summary
+    assert not judge.critical(noise_rows(100.0, -10.0)).told
+
+
+# -- by experiment ----------------------------------------------------------------------------
+
+
+def goal_rows(law, sizes=(16, 64, 256, 1024)):
+    """Three rates a size: one that never reaches the goal, the best one, and one at half its speed."""
+    rows = [(n, lr, steps) for n in sizes for lr, steps in [(0.1, math.nan), (0.2, law(n)), (0.4, 2 * law(n))]]
+    return pd.DataFrame(rows, columns=["batch_size", "lr", "steps"])
+
+
+def test_the_critical_size_by_experiment_is_the_laws_own_at_the_best_rate_of_each_size():
+    found = judge.measured_critical(goal_rows(lambda n: 50 * (1 + 120 / n)))
+    assert found.value == 120
+    assert found.interval == pytest.approx((120, 120))
+    assert "fewest steps (50)" in found.summary
+
+
+def test_its_interval_holds_what_is_found_without_one_of_the_sizes():
+    rows = goal_rows(lambda n: 50 * (1 + 120 / n))
+    rows.loc[rows["batch_size"] == 64, "steps"] *= 1.2
+    found = judge.measured_critical(rows)
+    low, high = found.interval
+    assert low == pytest.approx(120)  # without the size that is off
+    assert low < found.value < high
+
+
+@pytest.mark.parametrize("law", [lambda n: 100 + n / 10, lambda n: 1e5 / n**1.2])
+def test_steps_that_do_not_bend_within_the_sizes_tried_cannot_tell(law):
+    found = judge.measured_critical(goal_rows(law))
+    assert not found.told
+    assert "lies outside" in found.summary
+
+
+def test_a_goal_reached_at_two_sizes_only_cannot_tell():
+    assert not judge.measured_critical(goal_rows(lambda n: 10, sizes=(8, 16))).told
+    assert not judge.measured_critical(pd.DataFrame(columns=["batch_size", "lr", "steps"])).told
