@@ -73,6 +73,19 @@ def test_a_problem_exits_with_1_and_is_named(capsys, columns, problem):
     assert (code, json.loads(out)[0]["problems"]) == (1, [problem])
 
 
+def test_losses_that_were_not_finite_on_the_way_are_a_problem_and_two_losses_are_no_verdict(capsys):
+    loss = run("x.csv")["loss"].copy()
+    loss[100:103] = np.nan
+    run("holes.csv", loss=loss)
+    code, out, _ = read(capsys, "holes.csv")
+    assert code == 1
+    assert "3 losses before the last finite one are not finite" in out
+    run("short.csv", steps=2)
+    code, out, _ = read(capsys, "short.csv")
+    assert code == 0
+    assert out.endswith("Whether training is stable cannot be told.\n\n")
+
+
 def test_a_log_that_cannot_be_read_exits_with_2_and_the_others_are_read(capsys):
     run("clean.csv")
     code, out, err = read(capsys, "none.csv", "clean.csv", "--json")

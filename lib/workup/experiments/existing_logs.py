@@ -94,9 +94,10 @@ def _threshold(norms: pd.Series) -> Finding:
 
 
 def problems(findings: Iterable[Finding]) -> list[Finding]:
-    """Those that ask for something to be done: an instability, training that waits for data, evaluations at fault."""
+    """Those that ask for something to be done: an instability or a loss that was not finite, training that waits for
+    data, evaluations at fault."""
     wrong = {
-        "stability": lambda f: f.value not in ("stable", "cannot_tell"),
+        "stability": lambda f: f.value not in ("stable", "cannot_tell") or f.evidence.get("nonfinite"),
         "clip_norm": lambda f: f.evidence["nonfinite"] > 0,
         "input_bound": lambda f: f.value,
         "evaluation_interval": lambda f: f.told and (f.evidence["irregular"] or f.evidence["period"]),
