@@ -57,8 +57,9 @@ def _resampled(stretches: pd.DataFrame) -> tuple[list[int], np.ndarray]:
     are pooled, widened for the degrees of freedom that their medians took.
     """
     fine = stretches.dropna(subset="examples_per_second")
-    logs = {int(n): np.log(rates.to_numpy(float)) for n, rates in fine.groupby("batch_size")["examples_per_second"]}
-    if not logs:
+    sizes = sorted({int(size) for size in fine["batch_size"]})
+    logs = {n: np.log(fine.loc[fine["batch_size"] == n, "examples_per_second"].to_numpy(float)) for n in sizes}
+    if not sizes:
         return [], np.empty((0, RESAMPLES))
     rounds = max(map(len, logs.values()))
     residuals = np.concatenate([rates - np.median(rates) for rates in logs.values()])
@@ -69,7 +70,7 @@ def _resampled(stretches: pd.DataFrame) -> tuple[list[int], np.ndarray]:
         shape = (RESAMPLES, len(rates))
         noise = rng.choice(residuals, shape) + rng.normal(0, LEAST_SPREAD, shape)
         drawn.append(np.exp(np.median(rates) + np.median(noise, axis=1)))
-    return list(logs), np.array(drawn)
+    return sizes, np.array(drawn)
 
 
 def saturation(stretches: pd.DataFrame) -> Finding:

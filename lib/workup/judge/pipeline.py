@@ -194,12 +194,13 @@ def causes(
 def _stages(stages: pd.DataFrame, speeds: Mapping[str, Any], workers: int) -> Iterator[Cause]:
     """The costliest stage of each kind, if it is long beside the step."""
     wait = speeds["together_seconds"] - speeds["step_seconds"]
-    for row in stages.sort_values("batch_seconds").drop_duplicates("kind", keep="last").itertuples():
-        cost = row.batch_seconds / (1 if row.kind == "transfer" else workers)
+    for row in stages.sort_values("batch_seconds").drop_duplicates("kind", keep="last").to_dict("records"):
+        kind, spent = row["kind"], row["batch_seconds"]
+        cost = spent / (1 if kind == "transfer" else workers)
         if cost >= HEAVY * speeds["together_seconds"]:
-            read = "slow_read" if row.waiting > 0.5 else "slow_decode"
-            name = {"read": read, "transform": "expensive_transform"}.get(row.kind, f"slow_{row.kind}")
-            yield name, row.stage, min(cost, wait), ms(row.batch_seconds)
+            read = "slow_read" if row["waiting"] > 0.5 else "slow_decode"
+            name = {"read": read, "transform": "expensive_transform"}.get(kind, f"slow_{kind}")
+            yield name, row["stage"], min(cost, wait), ms(spent)
 
 
 def _settings(table: pd.DataFrame) -> Iterator[Cause]:

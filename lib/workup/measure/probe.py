@@ -48,6 +48,8 @@ class Prober:
                 ) from error
         self.device, self.limit, self.patience = device, limit, patience
         self.process: Any = None
+        self.pipe: Any = None
+        self.least = math.inf  # the smallest peak among the child's attempts
 
     def __enter__(self) -> "Prober":
         return self
@@ -86,7 +88,7 @@ class Prober:
 
     def _start(self) -> None:
         spawn = get_context("spawn")
-        self.least = math.inf  # the smallest peak among this child's attempts
+        self.least = math.inf
         self.pipe, theirs = spawn.Pipe()
         self.process = spawn.Process(target=_serve, args=(theirs, self.recipe, self.device, self.limit))
         self.process.start()
