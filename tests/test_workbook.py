@@ -9,6 +9,7 @@ import threading
 import time
 
 import nbformat
+import psutil
 import pytest
 
 from workup import notebooks, workbook
@@ -141,7 +142,9 @@ def empty(*names):
 def run(plan, study, kernel=None):
     """What stopped each notebook, and what they printed."""
     out = io.StringIO()
-    return [workbook.execute(n, v, study=study, kernel=kernel, out=out) for n, v in plan.items()], out.getvalue()
+    with workbook.kernels_ahead(list(plan), kernel) as take:
+        stopped = [workbook.execute(n, v, study=study, kernel=take(n), out=out) for n, v in plan.items()]
+    return stopped, out.getvalue()
 
 
 def executed(study, name):
@@ -162,6 +165,21 @@ def test_a_notebook_runs_in_this_python_with_its_parameters_and_its_lines_come_t
     last = executed(study, "04_learning_rate").cells[-1]
     assert last.execution_count == 3
     assert last.outputs[0].text == printed
+
+
+def test_the_next_kernel_starts_while_a_notebook_runs_that_times_nothing_and_none_is_left(books, study, monkeypatch):
+    monkeypatch.setattr(workbook, "_IMPORTS", ("colorsys",))
+    look = "import sys; print('colorsys' in sys.modules, 'colorsys' in dir())"
+    for name in ("02_batch_size", "04_learning_rate", "05_instability"):
+        write(books, name, look)
+    errors, printed = run(empty("02_batch_size", "04_learning_rate", "05_instability"), study)
+    assert errors == ["", "", ""]
+    assert printed.split("\n") == ["False False", "False False", "True False", ""]
+    others = set(psutil.Process().children())
+    with workbook.kernels_ahead(["04_learning_rate", "05_instability"], None) as take:
+        take("04_learning_rate")
+        (child,) = set(psutil.Process().children()) - others
+    assert not child.is_running()
 
 
 def test_a_failed_notebook_tells_its_own_error_is_saved_and_lets_the_others_run(books, study):

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -95,21 +95,54 @@ def assign(chosen: Sequence[str], standard: Mapping[str, Any], own: Mapping[str,
     return plan
 
 
-def execute(notebook: str, values: Mapping[str, Any], *, study: Study, kernel: str | None, out: TextIO) -> str:
-    """Run one notebook in a kernel of its own; what stopped it, in a line or two, or "".
+#: Notebooks that time the machine: beside them no kernel starts.
+TIMED = ("02_batch_size", "03_input_pipeline")
+#: What a kernel imports while another notebook runs: the better part of its notebook's fixed cost.
+_IMPORTS = ("workup.experiments.session", "workup.show.plots", "torch._dynamo")
+
+
+@contextlib.contextmanager
+def kernels_ahead(chosen: Sequence[str], kernel: str | None) -> Iterator[Callable[[str], Any]]:
+    """A function from each of the ``chosen`` notebooks, in order, to its kernel; the next one's starts meanwhile.
+
+    Raises:
+        DeviceError: no such kernel.
+    """
+    from nbclient.util import run_sync
+
+    spare: list[Any] = []
+
+    def take(notebook: str) -> Any:
+        running = spare.pop() if spare else kernels.manager(kernel)
+        ours = "ipykernel" in " ".join(running.kernel_spec.argv)
+        if ours and notebook not in TIMED and notebook != chosen[-1]:
+            lines = f"[__import__(name) for name in {_IMPORTS}] and None"
+            arguments = [f"--IPKernelApp.exec_lines={lines}", "--HistoryManager.hist_file=:memory:"]
+            spare.append(kernels.manager(kernel))
+            run_sync(spare[0].start_kernel)(extra_arguments=arguments)
+        return running
+
+    try:
+        yield take
+    finally:
+        for unused in spare:
+            with _closing(unused):
+                pass
+
+
+def execute(notebook: str, values: Mapping[str, Any], *, study: Study, kernel: Any, out: TextIO) -> str:
+    """Run one notebook in ``kernel``, a manager as from :func:`kernels_ahead`; what stopped it, or "".
 
     What the kernel prints goes to ``out`` as it comes. The executed copy lands in the study's
     ``notebooks`` folder, whatever happened.
 
     Raises:
-        DeviceError: no such kernel.
         KeyboardInterrupt: stopped; the kernel has saved what it had measured and is gone.
     """
     import papermill
     from nbclient.exceptions import CellExecutionError
 
-    running = kernels.manager(kernel)
-    with _closing(running), _stoppable(running) as stops, tempfile.TemporaryDirectory(prefix="workup-") as scratch:
+    with _closing(kernel), _stoppable(kernel) as stops, tempfile.TemporaryDirectory(prefix="workup-") as scratch:
         copy = Path(scratch) / f"{notebook}.ipynb"
 
         def stop_between_cells(**_: Any) -> None:
@@ -121,12 +154,12 @@ def execute(notebook: str, values: Mapping[str, Any], *, study: Study, kernel: s
                 notebooks.folder() / f"{notebook}.ipynb",
                 copy,
                 parameters=dict(values),
-                kernel_name=running.kernel_name,
+                kernel_name=kernel.kernel_name,
                 language="python",
                 progress_bar=False,
                 stdout_file=out,
                 start_timeout=120,
-                km=running,
+                km=kernel,
                 on_cell_start=stop_between_cells,
             )
         except (papermill.PapermillExecutionError, CellExecutionError, RuntimeError, OSError) as error:
