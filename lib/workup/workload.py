@@ -77,8 +77,9 @@ class Workload:
     def __post_init__(self) -> None:
         def need(ok: bool, name: str, what: str) -> None:
             if not ok:
-                value = repr(getattr(self, name))
-                raise WorkloadError(f"Workload({name}={value[:80]}): {name} must be {what}.")
+                value = " ".join(repr(getattr(self, name)).split())
+                value = value if len(value) <= 80 else f"{value[:80]} …"
+                raise WorkloadError(f"Workload({name}={value}): {name} must be {what}.")
 
         def whole(name: str) -> None:
             value = getattr(self, name)
@@ -93,15 +94,16 @@ class Workload:
             object.__setattr__(self, name, float(value))
 
         need(isinstance(self.name, str) and bool(self.name.strip()), "name", "a word or two")
-        for name in ("model", "loss", "optimizer"):
-            need(callable(getattr(self, name)), name, "a function")
+        for name, form in (("model", ""), ("loss", "(model, batch)"), ("optimizer", "(params, lr)")):
+            need(callable(getattr(self, name)), name, f"a function {form}".rstrip())
         need(self.schedule is None or callable(self.schedule), "schedule", "a function of the fraction done, or None")
         for name in ("train_data", "eval_data"):
             data = getattr(self, name)
             if data is None and name == "eval_data":
                 continue
             usable = hasattr(data, "__getitem__") or hasattr(data, "__iter__")
-            need(usable and not isinstance(data, (DataLoader, Mapping, str)), name, "a torch Dataset")
+            need(not isinstance(data, DataLoader), name, "a torch Dataset, not its loader: give loader.dataset")
+            need(usable and not isinstance(data, (Mapping, str)), name, "a torch Dataset")
             need(size(data) != 0, name, "a data set with at least one example; this one is empty")
         whole("batch_size")
         whole("max_train_steps")

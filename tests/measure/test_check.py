@@ -204,7 +204,7 @@ def test_a_loss_that_is_not_finite_at_the_start_fails_with_how_many_values(make_
 def test_a_scalar_mean_is_accepted_with_a_note(make_workload):
     found = results(make_workload(loss=lambda m, b: cross_entropy(m, b).mean()))
     assert found["one batch passes"].result == "pass"
-    assert "the loss one mean" in found["one batch passes"].detail
+    assert "the loss is one mean" in found["one batch passes"].detail
 
 
 # -- the loss to expect -----------------------------------------------------------------------

@@ -65,7 +65,11 @@ def check(workload: Workload, *, device: str = "cpu", seed: int = 0, until: str 
 
     def passes() -> Answer:
         found.append(first_step(workload, device, seed))
-        each = "one loss each" if found[0].losses.dim() else "the loss one mean: a diagnostic by example needs one each"
+        each = (
+            "one loss each"
+            if found[0].losses.dim()
+            else "the loss is one mean, so that no example can be named as a cause"
+        )
         return "pass", f"{data.batch_length(found[0].batch)} examples, {each}"
 
     steps: list[tuple[str, str, Callable[[], Answer]]] = [
