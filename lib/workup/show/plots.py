@@ -268,12 +268,11 @@ def time_to_target(table: pd.DataFrame, *, critical: Finding | None = None, ax: 
     style.scale(ax.yaxis, [*perfect, *steps, *seconds], least=1.0)
     ax.plot(size, perfect, ":", color=style.GREY, linewidth=1.2)
     ends = [(perfect[last], "perfect scaling", style.GREY)]
-    says = [(steps, [f"{n:,.0f} steps" for n in table["steps"]]), (seconds, [*map(style.duration, table["seconds"])])]
+    says = [(steps, [f"{n:,.0f} steps" for n in table["steps"]])]
+    says += [(seconds, [f"{style.duration(s)} of time" for s in table["seconds"]])]
     for (relative, words), colour in zip(says, style.CATEGORIES, strict=False):
         ax.plot(size, relative, "o-", color=colour, linewidth=1.8, **style.DOT)
         ends.append((relative[last], f"{words[0]} →\n{words[last]}", colour))
-    fastest = int(seconds.argmin())
-    style.star(ax, size[fastest], seconds[fastest], says[1][1][fastest])
     style.label_ends(ax, ends, gap=0.11)
     _shade(ax, critical, "critical batch size")
     title = _title(critical, "What it takes to reach the same loss")
