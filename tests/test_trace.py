@@ -45,6 +45,9 @@ def test_only_an_interrupted_trace_is_run_again():
         ({"warmup_steps": 11}, r"warmup_steps must be at most steps \(10\)"),
         ({"shape": "cosine"}, "shape must be 'constant' or 'workload'"),
         ({"clip_norm": 0.0}, "clip_norm must be positive"),
+        ({"clip_percentile": 100}, "clip_percentile must be between 0 and 100"),
+        ({"clip_percentile": 90, "clip_norm": 1.0}, "clip_percentile must be None where clip_norm is given"),
+        ({"clip_from": -1}, "clip_from"),
         ({"eval_every": -1}, "eval_every"),
     ],
 )

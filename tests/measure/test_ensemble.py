@@ -183,6 +183,18 @@ def test_what_a_stack_does_not_do_it_refuses(changes, why, make_workload):
         list(ensemble.run(make_workload(**changes), sweep()))
 
 
+@pytest.mark.parametrize("clips", [{"clip_percentile": 90}, {"clip_norm": 1.0, "clip_from": 5}])
+def test_a_threshold_that_changes_on_the_way_is_left_to_the_plain_loop(clips, workload):
+    with pytest.raises(ensemble.Unfit, match="clipped by the plain loop"):
+        dict(ensemble.run(workload, sweep(**clips)))
+
+
+def test_changed_models_train_stacked_as_in_the_plain_loop_and_apart_from_others(workload):
+    trials = sweep(change="2.weight=0 2.bias=0")
+    assert max(apart(*pair) for pair in both(workload, trials)) < 1e-4
+    assert ensemble.groups([*trials, *sweep()]) == [[0, 1, 2], [3, 4, 5]]
+
+
 def test_a_disagreement_past_rounding_is_found(workload, monkeypatch):
     real = ensemble.Stack._update
 
