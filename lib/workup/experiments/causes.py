@@ -22,7 +22,7 @@ PAST = 14
 LAG = 5
 #: Examples named at most.
 MOST = 8
-_MOVED = "The gradient of layer {0} moved first, to {2:.3g} times its usual at step {1}."
+_MOVED = "The {3} of layer {0} moved first, to {2:.3g} times the usual norm at step {1}."
 
 
 def find(session: Session, traces: list[Trace]) -> Finding:
@@ -43,12 +43,13 @@ def find(session: Session, traces: list[Trace]) -> Finding:
         look["sharpness"] = (max(0, begin - 1), lambda model, batch, _: measure.sharpness(work, model, batch))
     steps = min(begin + PAST, hot.trial.steps)
     again = measure.replay(work, hot.trial, steps=steps, device=session.device, look=look)
-    moved = judge.moved_first(again.grads, begin)
+    norms = {"gradient": again.grads, "weights": again.weights}
+    moved = [(*found, what) for what, table in norms.items() if (found := judge.moved_first(table, begin))]
     signs: dict[str, Any] = {
         "begin": begin,
         "lr": hot.trial.lr,
         "stable_lr": max(calm, default=None),
-        "moved": moved and _MOVED.format(*moved),
+        "moved": _MOVED.format(*min(moved, key=lambda found: found[1])) if moved else None,
         "overflow": _overflow(session, hot, again, begin),
         "initialisation": _initialisation(session, hot),
         "batch": _batch(session, hot, traces, suspect, again.seen.get("losses"), losses),
