@@ -205,7 +205,7 @@ def prescribe(findings: Mapping[str, Finding], *, workload: Any) -> Prescription
         if found.value and found.evidence.get("peak_lr"):
             take("peak_lr", float(found.evidence["peak_lr"]), found)
     if found := told("clip_norm"):
-        wanted = bool(found.evidence.get("recommended", True))
+        wanted = found.value != "none"
         take("clip_norm", float(found.value) if wanted else None, found)
         if wanted and found.evidence.get("peak_lr") and not given.get("warmup_steps"):
             take("peak_lr", float(found.evidence["peak_lr"]), found)

@@ -21,7 +21,7 @@ def test_the_threshold_is_the_percentile_and_the_share_what_it_cuts():
 def test_norms_without_outliers_are_told_that_clipping_does_nothing():
     found = clipping.judge(norms())
     assert not found.evidence["helps"]
-    assert "leave it off" in found.summary
+    assert found.summary.startswith("Leave clipping off")
 
 
 def test_spikes_are_counted_early_and_mid():
@@ -99,7 +99,14 @@ def test_a_stable_rate_needs_no_clipping_and_a_hopeless_one_gets_none():
     proposed = clipping.judge(norms())
     calm = clipping.choose(pd.DataFrame([CALM, trial(0.2, np.nan, "stable", 0.4)]), proposed)[0]
     lost = clipping.choose(pd.DataFrame([CALM, WILD, trial(0.2, 1, "diverged", 9)]), proposed)[0]
-    assert calm.value is None
+    assert calm.value == "none"
     assert "not needed" in calm.summary
-    assert lost.value is None
+    assert lost.value == "none"
     assert "not the remedy" in lost.summary
+
+
+def test_a_threshold_that_only_opens_a_rate_not_worth_having_is_evidence_and_no_advice():
+    tried = [CALM, WILD, trial(0.2, 2, "stable", 0.6, 0.3)]
+    clip, share = clipping.choose(pd.DataFrame(tried), clipping.judge(norms()))
+    assert (clip.value, clip.evidence["threshold"], share.value) == ("none", 2, 0.3)
+    assert "leave clipping off" in clip.summary

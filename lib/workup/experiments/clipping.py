@@ -118,10 +118,13 @@ def conclude(session: Session, traces: list[Trace], clipped: list[Trace], opened
     proposed = judge.judge(traces[0].steps.grad_norm)
     clip, share = judge.choose(table([*traces, *clipped]), proposed)
     failed = [trace for trace in (*traces, *clipped) if trace.status in ("failed", "out_of_memory")]
-    if failed and not clip.told:
+    if failed and clip.value == "none":
         why = f"Which threshold helps cannot be told: {len(failed)} trials failed ({failed[0].reason})."
-        clip = dataclasses.replace(clip, summary=why, confidence="low", settle="Mend what failed, and run it again.")
-        share = dataclasses.replace(share, value=None, summary=why, confidence="low", settle=clip.settle)
+        settle = "Mend what failed, and run it again."
+        clip, share = (
+            dataclasses.replace(found, value=None, summary=why, confidence="low", settle=settle)
+            for found in (clip, share)
+        )
     measured = opened.set_index("how").to_dict("index")
     clip = dataclasses.replace(
         clip,

@@ -61,10 +61,10 @@ def judge(grad_norm: Any, *, percentile: float = 90) -> Finding:
     early = int(outlying[: max(1, len(norms) // 10)].sum())
     count = int(outlying.sum())
     summary = f"Clip at {value:.3g}, the {percentile:g}th percentile of the norms: {share:.0%} of steps are clipped."
+    summary += f" It cuts {count} outlying norms, {early} of them in the first tenth."
     if not count:
-        summary += " The norms have no outliers: clipping would do next to nothing, so leave it off."
-    else:
-        summary += f" It cuts {count} outlying norms, {early} of them in the first tenth."
+        summary = f"Leave clipping off: no norm is an outlier. At {value:.3g}, their {percentile:g}th percentile, it "
+        summary += f"would touch {share:.0%} of steps and do next to nothing."
     caveats = []
     if share > 0.5:
         caveats.append(AGGRESSIVE)
@@ -108,37 +108,38 @@ def choose(trials: pd.DataFrame, proposed: Finding) -> tuple[Finding, Finding]:
         proposed: what :func:`judge` said of the norms at lr*.
 
     Returns:
-        The loosest threshold that trains the higher rate stably. A threshold of None where
-        the higher rate is stable without one, or none tried makes it so.
+        The loosest threshold that trains the higher rate stably; "none" where that rate is stable without one,
+        none tried makes it so, or it is not worth having (``evidence["threshold"]``).
     """
     high = trials[trials["lr"] == trials["lr"].max()]
     open_ = high[high["clip_norm"].isna()]
     held = high[high["clip_norm"].notna() & (high["stability"] == "stable")].sort_values("clip_norm")
     calm = trials[(trials["lr"] < trials["lr"].max()) & trials["clip_norm"].isna()]
     facts = {**proposed.evidence, "proposed": proposed.value, "high_lr": float(trials["lr"].max())}
-    settle = ""
+    value: Any = "none"
+    limit, share = None, 0.0
     if len(open_) and (open_["stability"] == "stable").all():
-        value, share, settle = None, 0.0, "Clip only if a longer or hotter run shows a rise."
         text = f"Clipping is not needed: lr {facts['high_lr']:.3g} trains stably without."
     elif held.empty:
-        value, share, settle = None, 0.0, "Try a longer warmup, or change the model (playbook: C8)."
-        text = f"No threshold tried makes lr {facts['high_lr']:.3g} stable: clipping is not the remedy here."
+        text = f"No threshold tried makes lr {facts['high_lr']:.3g} stable: clipping is not the remedy here. A longer "
+        text += "warmup may be, or another model (C8)."
     else:
         row = held.iloc[-1]
-        value, share = float(row["clip_norm"]), float(row["clipped_fraction"])
+        limit, share = float(row["clip_norm"]), float(row["clipped_fraction"])
         start = float(row.get("initial", np.nan))
         low = calm["final"].min() if len(calm) else np.nan
         pays = fixes.pays(row["final"], low, start) if np.isfinite(start) else bool(row["final"] < low)
         # Past lr*, clipping is worth having only where it trains lower, or lr*'s own norms have outliers.
         wanted = share <= 0.5 and (pays or bool(proposed.evidence.get("helps")))
-        facts |= {"final": float(row["final"]), "peak_lr": facts["high_lr"] if pays else None, "recommended": wanted}
-        text = f"Clipping at {value:.3g} makes lr {facts['high_lr']:.3g} stable, with {share:.0%} of steps clipped."
+        facts |= {"final": float(row["final"]), "peak_lr": facts["high_lr"] if pays else None, "threshold": limit}
+        value = limit if wanted else "none"
+        text = f"Clipping at {limit:.3g} makes lr {facts['high_lr']:.3g} stable, with {share:.0%} of steps clipped."
         text += "" if wanted else " That rate ends no lower than the best one, so leave clipping off."
     caveats = (AGGRESSIVE,) if share > 0.5 else ()
     common: dict[str, Any] = {"rule": RULE, "caveats": (*proposed.caveats, *caveats), "confidence": "medium"}
-    clip = Finding(name="clip_norm", value=value, summary=text, evidence=facts, settle=settle, **common)
-    told = f"{share:.0%} of updates are clipped at the threshold chosen."
-    return clip, Finding(name="clipped_fraction", value=share, summary=told, evidence={"clip_norm": value}, **common)
+    clip = Finding(name="clip_norm", value=value, summary=text, evidence=facts, **common)
+    told = f"{share:.0%} of updates are clipped at {limit:.3g}." if limit else "No threshold is to be had."
+    return clip, Finding(name="clipped_fraction", value=share, summary=told, evidence={"clip_norm": limit}, **common)
 
 
 def clipped_fraction(grad_norm: Any, threshold: float) -> float:

@@ -78,7 +78,8 @@ def _judge(table: pd.DataFrame, baseline: float | None, unstable_lr: float | Non
     shorter = by[(by["lr"] == peak) & (by["warmup_steps"] < steps)]["warmup_steps"]
     interval = (float(shorter.max()), float(steps)) if len(shorter) else None
     if steps == 0:
-        text = f"No warmup is needed: lr {peak:.3g} trains without."
+        beside = f" ({baseline:.3g} at lr*)" if baseline is not None else ""
+        text = f"No warmup is needed: even lr {peak:.3g} trains without, to a loss of {final:.3g}{beside}."
         return _finding(0, text, **facts, needed=False, peak_lr=None)
     start = float(table["initial"].median())
     worth = (

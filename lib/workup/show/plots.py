@@ -133,8 +133,7 @@ def norm_histogram(trace: Trace, threshold: Finding | None = None, *, ax: Axes |
     if left := len(norm) - len(fine):
         note = f"not drawn: {left} of {len(norm)},\nzero or not finite"
         style.note(ax, 1, 0.86, note, style.VERMILLION, at="axes", ha="right", va="top")
-    title = _title(threshold, "Gradient norms over all steps")
-    return style.dress(ax, title, "gradient norm (L2, unclipped)", "number of steps")
+    return style.dress(ax, "Gradient norms over all steps", "gradient norm (L2, unclipped)", "number of steps")
 
 
 def _clips(norm: np.ndarray, line: float) -> str:
