@@ -113,6 +113,12 @@ def test_multiples_of_lr_star_break_where_theory_says(session):
     assert cause.value == "learning_rate"
 
 
+def test_a_best_rate_that_is_itself_unstable_is_said_to_be(session):
+    session = dataclasses.replace(session, notebook="05_instability", knobs={"lr": 0.4, "steps": 80})
+    test, *_ = explain(session, session.run(instability.plan(session)))[2]
+    assert test.caveats[0].startswith("lr* itself is not calm: ")
+
+
 def explain(session, traces):
     """The cause and the remedies of notebook 05, as it takes them."""
     adam, model = instability.another_optimizer(session, traces), instability.audit(session)

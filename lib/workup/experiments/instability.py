@@ -158,10 +158,13 @@ def conclude(
     test, steps = verdict(traces[1]), traces[1].steps
     rarely = stability.judge(steps.loss, eval_loss=steps.eval_loss.where((steps.step + 1) % 50 == 0))
     checks = {f"{row.times_best:.0f}x": row.stability for row in rows.itertuples()}
+    itself = str(rows.stability[0])
+    warned = () if itself in NOT_SHAKY else (f"lr* itself is not calm: {itself.replace('_', ' ')}. Take a lower one.",)
     test = dataclasses.replace(
         test,
         rule="playbook: C2, C5, C7",
         summary=f"At 2 x {traces[0].trial.lr:.3g}: {test.summary}",
+        caveats=(*warned, *test.caveats),
         evidence={
             **test.evidence,
             "lr": traces[1].trial.lr,
