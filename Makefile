@@ -34,9 +34,9 @@ notebooks: $(VENV)/.developing
 		$(BIN)/pytest -p no:cacheprovider --nbmake --nbmake-timeout=300 notebooks
 
 # Measured, not asserted; each says at its top what it measures and with which marks.
-BENCHMARKS := recording throughput noise_scale verdicts range_tests
+BENCHMARKS := recording throughput noise_scale verdicts range_tests sweep spending growth peers workbook
 bench: $(VENV)/.developing
-	for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python tests/benchmarks/$$name.py || exit 1; done
+	for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python -m tests.benchmarks.$$name || exit 1; done
 
 phenomena: $(VENV)/.installed
 	$(BIN)/python -m tests.benchmarks.phenomena

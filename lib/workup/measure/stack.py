@@ -19,7 +19,7 @@ from workup.measure import data
 from workup.measure.change import changed
 from workup.measure.optimizers import builder
 from workup.measure.state import seed_everything
-from workup.measure.train import Recorder, evaluate, evaluation_sample
+from workup.measure.train import Recorder, evaluate, evaluation_sample, mean
 from workup.trace import Trace, Trial
 from workup.workload import Workload
 
@@ -141,7 +141,7 @@ class Stack:
         batches = [drawn[member.trial.seed] for member in self.members]
         for member, batch in zip(self.members, batches, strict=True):
             member.recorder.fetched(data.batch_length(batch))
-        losses = self._each(lambda model, batch: self.workload.loss(model, batch).float().mean(), batches)
+        losses = self._each(lambda model, batch: mean(self.workload.loss(model, batch)), batches)
         losses.sum().backward()
         grads = [leaf.grad for leaf in self.leaves]
         norms = torch.stack([torch.linalg.vector_norm(grad, dim=1) for grad in grads]).norm(dim=0)

@@ -105,7 +105,7 @@ def _loop(
             losses = workload.loss(forward, batch)
             if step == 0:
                 check_loss(workload, losses, data.batch_length(batch))
-            loss = losses.float().mean()
+            loss = mean(losses)
         (scaler.scale(loss) if scaler else loss).backward()
         if scaler:
             scaler.unscale_(optimizer)
@@ -155,6 +155,11 @@ def check_loss(workload: Workload, losses: Any, examples: int) -> None:
         raise WorkloadError(f"{where} has no gradient: is it detached, or computed under no_grad?")
 
 
+def mean(values: Tensor) -> Tensor:
+    """Their mean, in float32 where they are less precise."""
+    return values.mean() if values.dtype == torch.float64 else values.float().mean()
+
+
 def autocasting(precision: str, device: str) -> torch.autocast:
     """The autocast region of a precision; switched off for fp32."""
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
@@ -193,7 +198,7 @@ def evaluate(workload: Workload, model: nn.Module, batches: list[Any] | None, de
         for batch in batches:  # type: ignore[union-attr]
             examples = data.batch_length(batch)
             for name, measure in [("loss", workload.loss), *workload.metrics.items()]:
-                value = measure(model, batch).float().mean() * examples
+                value = mean(measure(model, batch)) * examples
                 totals[name] = totals[name] + value if name in totals else value
             count += examples
     return {name: total / count for name, total in totals.items()}
