@@ -187,3 +187,46 @@ def test_trials_without_curves_are_not_carried_and_a_shorter_run_is_an_error():
     assert not learning_rate.carry([], 4000).told
     with pytest.raises(ParameterError, match="shorter"):
         learning_rate.carry(curves(0.01), 100)
+
+
+def falling(*floors, n=300, noise=0.1):
+    """A trial a decade whose loss falls from 5.7 to its floor at its pace: (floor, steps to fall by a factor e)."""
+    rng, rows = np.random.default_rng(0), []
+    for i, (floor, pace) in enumerate(floors):
+        loss = floor + (5.7 - floor) * np.exp(-np.arange(n) / pace) + noise * rng.standard_normal(n)
+        rows.append({"lr": 10.0 ** (i - 4), "loss": loss, "final": loss[-30:].mean()})
+    return rows
+
+
+STUCK = [(2.6, 200), (2.6, 80), (3.1, 15)]  # the post-norm transformer's plateau: the rate above lr* sits at 3.1
+
+
+def test_a_higher_rate_that_gets_nowhere_while_a_lower_one_goes_on_is_an_edge():
+    found, trials = learning_rate.judge(falling(*STUCK)), falling(*STUCK)
+    assert (found.value, found.evidence["stalled"], found.evidence["lr_at_edge"]) == (1e-3, (0.01,), None)
+    edge = learning_rate.unstable(trials)
+    assert (edge.value, edge.evidence["stalled"]) == (0.01, (0.01,))
+    assert "no progress" in edge.summary
+    other = [{**t, "loss": 7 * t["loss"] - 90, "final": 7 * t["final"] - 90} for t in trials]
+    assert learning_rate.judge(other).evidence["stalled"] == (0.01,)
+
+
+@pytest.mark.parametrize(
+    "floors",
+    [
+        [(2.6, 40), (2.6, 20), (2.6, 10)],  # all converged
+        [(2.6, 40), (2.6, 20), (3.1, 10)],  # the best has converged too: no lower rate goes on
+        [(2.6, 200), (2.6, 80), (2.7, 15)],  # a plateau that the best hardly leaves behind
+        [(2.6, 200), (2.6, 80), (2.9, 90)],  # higher, but still falling
+        [(3.1, 15), (2.6, 80), (2.5, 70)],  # stuck below lr*: slow, not an edge
+    ],
+)
+def test_converged_curves_and_slower_ones_are_not_stalled(floors):
+    assert learning_rate.judge(falling(*floors)).evidence["stalled"] == ()
+
+
+def test_curves_of_different_lengths_are_compared_by_their_ends_alone():
+    trials = falling(*STUCK)
+    trials[2]["loss"] = trials[2]["loss"][:150]
+    found = learning_rate.judge(trials)
+    assert (found.value, found.evidence["stalled"]) == (1e-3, ())

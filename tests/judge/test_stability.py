@@ -203,3 +203,47 @@ def test_the_size_of_a_rise_is_told_in_the_losses_unit_and_in_noise():
     (event,) = stability.judge(1000 * faulty("rise and return")).evidence["events"]
     assert 300 < event["rise"] < 1500
     assert event["size"] == pytest.approx(event["rise"] / (0.12 * 640), rel=0.6)
+
+
+def test_the_share_of_the_run_without_progress_is_told_and_is_no_event():
+    rng, t = np.random.default_rng(0), np.arange(300)
+    stuck, going = (3.1 + 2.6 * np.exp(-t / pace) + 0.1 * rng.standard_normal(300) for pace in (10, 200))
+    assert stability.judge(stuck).value == "stable"
+    assert stability.judge(stuck).evidence["still"] > 0.7
+    assert stability.judge(going).evidence["still"] < 0.3
+
+
+@pytest.mark.parametrize("form", [list, tuple, pd.Series, lambda x: pd.Series(x, index=np.arange(len(x)) * 7 + 2)])
+def test_lists_arrays_and_series_are_the_same_row(form):
+    x = faulty("rise and return")
+    found = stability.judge(form(x), grad_norm=form(x), eval_loss=form(x), lr=form(x), step=form(np.arange(N)))
+    assert found == stability.judge(x, grad_norm=x, eval_loss=x, lr=x, step=np.arange(N))
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.sampled_from(["none", "jump", "rise and return", "nan"]), st.integers(20, N), st.integers(0, 5))
+def test_the_verdict_so_far_uses_no_step_to_come(kind, upto, seed):
+    x = faulty(kind, seed)
+    (*_, last) = stability.watch(iter(x[:upto]), every=upto)
+    assert last == stability.judge(x[:upto])
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.sampled_from(["none", "jump", "rise and return"]), st.integers(0, 5))
+def test_a_loss_of_any_sign_gets_the_events_of_its_shape(kind, seed):
+    x = faulty(kind, seed)
+    below, above = stability.judge(x - 64), stability.judge(x)
+    assert below.value == above.value
+    assert [e["begin"] for e in below.evidence["events"]] == [e["begin"] for e in above.evidence["events"]]
+
+
+def test_noise_that_grows_as_training_sets_in_is_no_rise():
+    rng, t = np.random.default_rng(1), np.arange(1000)
+    x = 4.9 - 0.2 * t / 180 + 0.003 * np.clip(1 + (t - 150) / 10, 1, 10) * rng.standard_normal(1000)
+    assert stability.judge(x).value == "stable"
+
+
+def test_a_hump_of_five_steps_within_the_first_ten_is_an_early_rise():
+    x = healthy()
+    x[4:10] = [2.0, 4.0, 6.0, 5.0, 4.5, 3.5]
+    assert stability.judge(x).value == "early_recovered"

@@ -13,8 +13,9 @@ import pandas as pd
 #: Fewest finite values that can be judged.
 FEWEST = 12
 #: An event lifts a running median above the lowest it had been by this many times what chance alone does to
-#: medians of Gaussian noise: the highest of k stands 2 sqrt(2 ln k) of their deviations above the lowest …
-CLEAR = 1.75
+#: medians of Gaussian noise: the highest of k stands 2 sqrt(2 ln k) of their deviations above the lowest, k at
+#: least a few, for the noise of a run's first steps is badly known …
+CLEAR, FEW = 1.75, 3.5
 #: … by this many deviations of single values, before it and after, as an eye asks that looks at a long slow rise …
 VISIBLE = 2.1
 #: … and by this share of the whole descent; the loss is back when half of what was needed is left.
@@ -55,7 +56,7 @@ def _at_scale(y: np.ndarray, noise: np.ndarray, window: int) -> list[dict[str, A
     single = np.maximum(noise[where], noise)
     white, wander = 1.25 * single / np.sqrt(window), _wander(level, window)[where]
     spread = np.where(wander > 1.5 * white, wander, white)
-    chance = 2 * np.sqrt(2 * np.log(1 + np.maximum(steps / window, 1)))
+    chance = 2 * np.sqrt(2 * np.log(1 + np.maximum(steps / window, FEW)))
     visible = VISIBLE * np.maximum(single, noise[np.minimum(steps + NOISE_WINDOW - 1, len(y) - 1)])
     need = np.maximum.reduce([CLEAR * chance * spread, visible, SHARE * (y[0] - low)])
     over = level - low > need

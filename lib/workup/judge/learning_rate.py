@@ -34,7 +34,8 @@ def judge(trials: Any) -> Finding:
         Finding ``best_lr``; value None where it cannot be told. The interval holds the rates
         that are statistically as good, by the spread over seeds, else the curves' noise, else
         how unevenly neighbours lie. Evidence: ``region, unstable_lr, lr_at_edge, feasible,
-        infeasible, grid_end`` ("low", "high" or None), ``extend`` (rates to add), ``steps``
+        infeasible, stalled`` (those of them that sit on a plateau), ``grid_end`` ("low", "high"
+        or None), ``extend`` (rates to add), ``steps``
         (the horizon at which it holds).
 
     Raises:
@@ -58,6 +59,7 @@ def judge(trials: Any) -> Finding:
     lr, final, error = (float(sweep.rates[c].iloc[sweep.best]) for c in ("lr", "final", "error"))
     region, end = sweep.region, sweep.end
     facts |= {"region": region, "unstable_lr": sweep.unstable[1], "lr_at_edge": sweep.edge, "grid_end": end}
+    facts["stalled"] = sweep.stalled
     facts |= {"final": final, "error": error, "noise_from": sweep.noise_from}
     caveats = []
     if end:
@@ -92,7 +94,9 @@ def unstable(trials: Any) -> Finding:
     sweep = read(trials, "learning_rate.unstable")
     under, bad = sweep.unstable
     top = sweep.rates["lr"].max() if len(sweep.rates) else None
-    if bad:
+    if bad in sweep.stalled:
+        text = f"Training gets stuck at lr {bad:.3g}: no progress in half of the steps, while {under:.3g} goes on."
+    elif bad:
         text = f"Training breaks at lr {bad:.3g}" + (f"; {under:.3g} still trains." if under else ", the lowest tried.")
     else:
         text = f"Every rate up to {top:.3g} trains." if top else "No trial says anything about a learning rate."
@@ -103,7 +107,7 @@ def unstable(trials: Any) -> Finding:
         summary=text,
         interval=(under, bad) if under and bad else None,
         confidence="low" if not (bad and under) else "high" if bad / under <= 2 else "medium",
-        evidence={"highest_stable": under, "ratio": bad / under if under and bad else None},
+        evidence={"highest_stable": under, "ratio": bad / under if under and bad else None, "stalled": sweep.stalled},
         settle="" if bad else f"Try {10 * top:.3g}." if top else AGAIN,
     )
 

@@ -39,7 +39,9 @@ def judge(loss: Any, *, grad_norm: Any = None, eval_loss: Any = None, lr: Any = 
         Finding ``stability``: ``stable``, ``early``, ``early_recovered``, ``mid``,
         ``mid_recovered``, ``diverged`` or ``cannot_tell``. ``evidence["events"]`` lists each
         event's ``begin``, ``peak`` and ``end`` (steps; end None while it lasts), ``size`` (in
-        standard deviations of the curve's noise), ``rise`` (in the loss's unit) and ``recovered``.
+        standard deviations of the curve's noise), ``rise`` (in the loss's unit) and ``recovered``;
+        ``still`` is the share of the steps, at the end, without progress: converged or stalled, which
+        one curve cannot tell and :func:`workup.judge.learning_rate.judge` can.
 
     Raises:
         ParameterError: an argument is not a row of numbers, or its length differs from the loss's.
@@ -128,6 +130,7 @@ def _conclude(x: np.ndarray, steps: np.ndarray, rates: Any, norms: Any, evals: A
         "nonfinite": len(x) - len(good),
         "noise": noise * unit,
         "oscillation": _oscillation(y),
+        "still": _still(y, noise),
         "worse_than_trend": bool(events) and _worse(y, events[-1], float(np.median(tail)), noise),
     }
     if norms is not None:
@@ -189,6 +192,13 @@ def _worse(y: np.ndarray, event: dict[str, Any], final: float, noise: float) -> 
         return not event["recovered"]
     slope, start = np.polyfit(t, y[event["begin"] // 2 : event["begin"]], 1)
     return bool(final > start + min(slope, 0.0) * np.log1p(len(y)) + noise)
+
+
+def _still(y: np.ndarray, noise: float) -> float:
+    """Share of the steps since the level first came near the lowest it gets to."""
+    level = pd.Series(y).rolling(max(5, len(y) // 20), min_periods=1).median().to_numpy()
+    near = level <= level.min(initial=np.inf) + max(noise, 0.05 * np.ptp(level) if len(y) else 0.0)
+    return float(1 - np.argmax(near) / len(y)) if len(y) else 0.0
 
 
 def _oscillation(y: np.ndarray, longest: int = 32) -> bool:

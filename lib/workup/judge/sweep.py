@@ -1,8 +1,9 @@
 """A learning-rate sweep as a table of rates: which train, how well, and how sure that is (playbook: C1, C6).
 
 A trial is infeasible if it did not end finite, gave back half of what it had gained, or, at a
-rate above the best, ends with less than half of the best loss reduction. All of it is relative
-to the sweep's own range of losses: scaling the loss or shifting it changes no verdict.
+rate above the best, ends with less than half of the best loss reduction or stalls on a plateau
+that the best leaves behind. All of it is relative to the sweep's own range of losses: scaling the
+loss or shifting it changes no verdict.
 """
 
 import math
@@ -21,6 +22,8 @@ KEPT = 0.5
 AS_GOOD = 2.0
 #: The next rate up being infeasible puts lr* at the edge only if it is this near; farther, bracket first.
 NEAR = 4.0
+#: A plateau this share of the loss reduction above the best is a stall, if it stands clear of its noise.
+STALLED, PLAIN = 0.1, 2.0
 #: A finished trial of fewer losses than this tells nothing of its rate.
 SHORT = 8
 
@@ -32,6 +35,7 @@ class Sweep:
     rates: pd.DataFrame
     steps: int | None = None
     noise_from: str = "none"
+    stalled: tuple[float, ...] = ()
 
     @cached_property
     def good(self) -> pd.DataFrame:
@@ -158,13 +162,15 @@ def sweep_of(table: pd.DataFrame) -> Sweep:
             pd.DataFrame({c: [] for c in ("lr", "feasible", "final", "error", "seeds")}).astype({"feasible": bool})
         )
     table = table.assign(feasible=_feasible(table))
+    stalled = _stalled(table)
+    table["feasible"] &= ~stalled
     rates = table.groupby("lr").agg(feasible=("feasible", "all"), final=("final", "mean"), seeds=("seed", "size"))
     rates = rates.reset_index()
     rates.loc[~rates["feasible"], "final"] = np.nan
     spread, source = _noise(table, rates)
     rates["error"] = spread / np.sqrt(rates["seeds"])
     lengths = [len(c) for c in table["loss"] if np.ndim(c) == 1]
-    return Sweep(rates, max(lengths, default=None), source)
+    return Sweep(rates, max(lengths, default=None), source, tuple(table["lr"][stalled].unique().tolist()))
 
 
 def _feasible(table: pd.DataFrame) -> np.ndarray:
@@ -176,6 +182,24 @@ def _feasible(table: pd.DataFrame) -> np.ndarray:
     high = (lr > lr[ok][np.argmin(final[ok])]) & (final > start - KEPT * (start - low)) & (start > low)
     lost = final - best > (1 - KEPT) * max(start - low, 0.0)
     return ok & ~high & ~(lost & (start > low))
+
+
+def _stalled(table: pd.DataFrame) -> np.ndarray:
+    """Which feasible trials above lr* got nowhere over their last three quarters while the best fell away from them."""
+    found, ok = np.zeros(len(table), bool), table["feasible"].to_numpy(bool)
+    if not ok.any():
+        return found
+    leader = table.iloc[int(np.flatnonzero(ok)[table["final"][ok].argmin()])]
+    n = len(leader["loss"]) if np.ndim(leader["loss"]) == 1 else 0
+    same = [n >= 4 * SHORT and np.ndim(c) == 1 and len(c) == n for c in table["loss"]]
+    descent = start_of(table) - leader["final"]
+    for i in np.flatnonzero(ok & same & (table["lr"] > leader["lr"])):
+        curve, best = (np.asarray(c, float) for c in (table["loss"][i], leader["loss"]))
+        (_, *flat), (_, then, _, now) = ([np.median(q) for q in np.array_split(c, 4)] for c in (curve, best))
+        gap, noise = flat[-1] - now, np.std(np.diff(curve[n // 2 :])) / np.sqrt(2)
+        clear = gap > max(STALLED * descent, PLAIN * noise)
+        found[i] = clear and np.ptp(flat) < 0.2 * gap and then - now > KEPT * gap
+    return found
 
 
 def start_of(table: pd.DataFrame) -> float:
