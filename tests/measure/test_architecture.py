@@ -89,6 +89,56 @@ def test_a_projected_shortcut_is_not_taken_for_the_branch(make_workload):
     assert found.zero_init == "1.branch.3.weight=0 1.branch.3.bias=0"
 
 
+class Basic(nn.Module):
+    """ReLU(shortcut(x) + Norm(f(x))), as in torchvision's ResNet, its sum in place."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.linear1, self.norm1 = nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs)
+        self.linear2, self.norm2 = nn.Linear(outputs, outputs), nn.BatchNorm1d(outputs)
+        self.down = nn.Sequential(nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs)) if inputs != outputs else None
+
+    def forward(self, x):
+        out = self.norm2(self.linear2(self.norm1(self.linear1(x)).relu()))
+        out += x if self.down is None else self.down(x)
+        return out.relu()
+
+
+def test_a_norm_at_the_end_of_the_branch_is_not_taken_for_post_norm(make_workload):
+    layers = [lambda: nn.Linear(8, 8), lambda: Basic(8, 8), lambda: Basic(8, 6), lambda: nn.Linear(6, 3)]
+    found = audit(make_workload(model=model_of(layers)))
+    assert (found.branches, found.post_norm, found.bare, found.layers) == (("1", "2"), (), (), 7)
+    assert found.zero_init == "1.norm2.weight=0 1.norm2.bias=0 2.norm2.weight=0 2.norm2.bias=0"
+    assert found.advice == ""
+
+
+def test_two_branches_of_one_norm_are_not_bare_and_a_computed_weight_is_not_zeroed(make_workload):
+    class Parallel(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(8))
+            self.one, self.two = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+
+        def forward(self, x):
+            h = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.gain
+            return x + self.one(h) + self.two(h)
+
+    class Computed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+
+        def forward(self, x):
+            return 0.7 * x + 0.7 * self.f(x)
+
+    first, last = (lambda: nn.Linear(8, 8)), (lambda: nn.Linear(8, 3))
+    found = audit(make_workload(model=model_of([first, Parallel, last])))
+    assert (len(found.branches), found.bare) == (2, ())
+    assert found.zero_init == "1.one.bias=0 1.one.weight=0 1.two.2.bias=0 1.two.2.weight=0"
+    found = audit(make_workload(model=model_of([first, Computed, last])))
+    assert (found.bare, found.zero_init) == (("1.f",), "")
+
+
 def test_a_sum_of_two_losses_or_of_an_embedding_and_its_positions_is_no_residual(make_workload):
     class Words(nn.Module):
         def __init__(self):

@@ -44,7 +44,7 @@ class Audit:
         norms: normalisations among all operations.
         branches: f of each residual sum x + f(x).
         post_norm: those whose sum passes a norm on its way to the next residual sum: Norm(x + f(x)).
-        bare: those without a norm inside, nor after the sum.
+        bare: the branches, where none of them has a norm, inside or after the sum.
         zero_init: sets the last layer of every branch to 0 (ReZero).
         pre_norm: turns post-norm into pre-norm.
     """
@@ -190,9 +190,8 @@ class Graph:
         for node, *_ in self.sums:
             for side in self.before(node):
                 normed = False
-                while (
-                    side not in sums and len(self.before(side)) == 1 and (normed or not self.own[side] or _norm(side))
-                ):
+                # Nothing but norms and operations without weights lies between two sums along the shortcut.
+                while side not in sums and len(self.before(side)) == 1 and (not self.own[side] or _norm(side)):
                     normed, side = normed or _norm(side), self.before(side)[0]
                 if normed and side in sums:
                     found.append(self.path(sums[side]))
@@ -200,16 +199,19 @@ class Graph:
 
     @property
     def bare(self) -> tuple[str, ...]:
-        paths = [self.path(k) for k, region in enumerate(self.regions) if not any(map(_norm, region))]
-        after = self.post_norm
-        # The last block of a post-norm stack has its norm too, with no sum after it.
-        return () if after else tuple(dict.fromkeys(paths))
+        # Branches that share one norm, or have it after the sum, show it in some of them only.
+        if self.post_norm or any(_norm(node) for region in self.regions for node in region):
+            return ()
+        return tuple(dict.fromkeys(map(self.path, range(len(self.sums)))))
 
     @property
     def zero_init(self) -> str:
-        last = [next((self.own[n] for n in region if self.own[n]), []) for region in self.regions]
-        names = [name for own in last for name in own if re.search(r"(^|\.)(weight|bias)$", name)]
-        return " ".join(f"{name}=0" for name in dict.fromkeys(names))
+        last = [next(self.own[node] for node in region if self.own[node]) for region in self.regions]
+        # A weight that is computed, as under weight norm, is no parameter that could be set.
+        fine = ({"weight"}, {"weight", "bias"}, {"gamma"})
+        if not all({name.rpartition(".")[2] for name in own} in fine for own in last):
+            return ""
+        return " ".join(f"{name}=0" for name in dict.fromkeys(name for own in last for name in own))
 
 
 def _norm(node: Any) -> bool:
