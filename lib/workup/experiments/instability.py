@@ -58,7 +58,7 @@ def verdict(trace: Trace) -> Finding:
 def table(traces: list[Trace], calm: Trace | None = None) -> pd.DataFrame:
     """A row per trace: times_best (its multiple of lr*), lr, stability, events, initial, final, status.
 
-    Stability is also ``stuck``: no rise, yet less than half of what lr* learns is learned (playbook: C6).
+    Stability is also ``stuck``: no rise that lasts, yet less than half of what lr* learns is learned (playbook: C6).
 
     Args:
         calm: the run at lr*; the first trace where not given.
@@ -80,7 +80,8 @@ def table(traces: list[Trace], calm: Trace | None = None) -> pd.DataFrame:
         )
     ends = pd.DataFrame(rows)
     least = ends.initial - KEPT * (initial_loss(calm) - final_loss(calm))
-    ends.loc[(ends.stability == "stable") & (ends.final > least), "stability"] = "stuck"
+    calmed = ends.stability.isin(["stable", "early_recovered", "mid_recovered"])
+    ends.loc[calmed & (ends.final > least), "stability"] = "stuck"
     return ends
 
 
