@@ -98,6 +98,8 @@ def test_auto_takes_what_a_few_steps_promise_most_of_and_says_why(stack, share, 
     room(cores)
     took = {4: ensemble.Comparison(1.0, stack), 2: ensemble.Comparison(*share)}
     monkeypatch.setattr(ensemble, "compare", lambda workload, trials, device: took[len(trials)])
+    monkeypatch.setattr(executors, "_pace", lambda *_: 0.25)
+    monkeypatch.setattr(workers, "start_seconds", lambda: 4.0)
     notes, place = [], f"{HERE}:plain"
     here, away = executors._auto(load(place), LONG, "cpu", place, notes.append)
     assert (here, away) == {
@@ -121,6 +123,7 @@ def test_auto_compares_nothing_where_that_would_take_too_much_of_a_short_sweep(w
 def test_auto_spreads_trials_that_do_not_stack_where_they_are_long(pace, spread, room, monkeypatch):
     room(2)
     monkeypatch.setattr(executors, "_pace", lambda *_: pace)
+    monkeypatch.setattr(workers, "start_seconds", lambda: 4.0)
     trials, place = [Trial(lr=0.1, steps=300, batch_size=size) for size in (8, 16, 32)], f"{HERE}:plain"
     here, away = executors._auto(load(place), trials, "cpu", place, print)
     assert (away if spread else here) == [([0], False), ([1], False), ([2], False)]

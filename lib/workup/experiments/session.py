@@ -96,6 +96,7 @@ class Session:
     def _train(self, missing: Mapping[str, Trial]) -> Iterator[tuple[str, Trace]]:
         """Each trial's id and trace as it ends, kept in the study."""
         keys = list(missing)
+        self.sources.setdefault("executor", {"value": self.executor, "from": "given or by default"})
         chosen = executors.execute(
             self.workload,
             list(missing.values()),
@@ -117,7 +118,7 @@ class Session:
         return self.knobs.get("executor") or executors.DEFAULT
 
     def _note(self, sentence: str) -> None:
-        entry = self.sources.setdefault("executor", {"value": self.executor, "from": "given or by default"})
+        entry = self.sources["executor"]
         entry["from"] = f"{entry['from']}; {sentence}"
 
     def _must_train(self, trace: Trace) -> None:

@@ -20,8 +20,9 @@ DEFAULT = "serial"
 COMPARING = 0.1
 #: takes another way than the plain loop where it expects to be so many times as fast,
 GAIN = 1.1
-#: and expects a process to be so much slower beside others.
-BESIDE = 1.2
+#: thinks of processes where the plain loop takes so many times as long as their start, and expects each to be so
+#: much slower beside the others.
+LONG, BESIDE = 2.0, 1.2
 
 Note = Callable[[str], Any]
 
@@ -117,43 +118,39 @@ def _auto(
     if 2 * ensemble.CHECKED * len(trials) > COMPARING * steps or len(trials) == 1:
         note(f"auto: plain loop, about {pace * steps:.2g} s; comparing ways would take too much of it")
         return _singly(range(len(trials))), []
-    stacks, loose = _stacks(workload, trials, device, note)
     room = min(len(workers.places(device)), len(trials)) if _sendable(workload, reference) else 1
-    best = sum(min(t.plain_seconds, t.stack_seconds) * _mean_steps(trials, i) for i, t in stacks)
-    start = workers.start_seconds()
-    if best + pace * sum(trials[i].steps for i in loose) < start:
+    if room > 1 and pace * steps > LONG * workers.start_seconds():
+        workers.begin()  # its imports run beside what is measured
+    else:
         room = 1
-    if room > 1:
-        workers.begin()  # its imports run beside the last measurements
+    stacks, loose = _stacks(workload, trials, device, note)
     here: list[Job] = []
     away: list[Job] = []
     for indices, took in stacks:
-        way = _quickest(workload, [trials[i] for i in indices], device, took, room, start, note)
+        way = _quickest(workload, [trials[i] for i in indices], device, took, room, note)
         jobs = _singly(indices) if way in ("plain loop", "processes") else [(indices, True)]
         if way == "ensembles in processes":
             jobs = [(indices[part::room], True) for part in range(min(room, len(indices)))]
         (away if "processes" in way else here).extend(jobs)
     if loose:
         own = [trials[i] for i in loose]
-        pays = bool(away) or _processes_pay(workload, own, device, pace, room, start, note)
+        pays = bool(away) or _processes_pay(workload, own, device, pace, room, note)
         (away if pays else here).extend(_singly(loose))
     return here, away
 
 
-def _quickest(
-    workload: Workload, trials: Sequence[Trial], device: str, took: Comparison, room: int, start: float, note: Note
-) -> str:
+def _quickest(workload: Workload, trials: Sequence[Trial], device: str, took: Comparison, room: int, note: Note) -> str:
     """Of the ways to train one group; the plain loop where nothing is clearly faster."""
     steps = _mean_steps(trials, range(len(trials)))
     seconds = {"plain loop": took.plain_seconds * steps, "ensemble": took.stack_seconds * steps}
     said = _said(len(trials), took)
-    if room > 1:
-        part = trials[::room]
-        with _one_thread(device):
-            share = ensemble.compare(workload, part, device=device)
-        seconds["processes"] = start + BESIDE * share.plain_seconds * steps
-        seconds["ensembles in processes"] = start + BESIDE * share.stack_seconds * steps
-        said += f"; in one of {room} processes, {_said(len(part), share)}"
+    part = trials[::room]
+    with contextlib.suppress(Unfit), _one_thread(device):  # a part may be unfit where the whole is not
+        if room > 1:
+            share, start = ensemble.compare(workload, part, device=device), workers.start_seconds()
+            seconds["processes"] = start + BESIDE * share.plain_seconds * steps
+            seconds["ensembles in processes"] = start + BESIDE * share.stack_seconds * steps
+            said += f"; in one of {room} processes, {_said(len(part), share)}"
     way = min(seconds, key=seconds.__getitem__)
     way = way if seconds["plain loop"] > GAIN * seconds[way] else "plain loop"
     expected = ", ".join(f"{name} {each:.2g} s" for name, each in seconds.items())
@@ -162,7 +159,7 @@ def _quickest(
 
 
 def _processes_pay(
-    workload: Workload, trials: Sequence[Trial], device: str, pace: float, room: int, start: float, note: Note
+    workload: Workload, trials: Sequence[Trial], device: str, pace: float, room: int, note: Note
 ) -> bool:
     """Whether to spread trials that do not stack."""
     if room < 2:
@@ -170,7 +167,7 @@ def _processes_pay(
     steps = sum(trial.steps for trial in trials)
     with _one_thread(device):
         alone = _pace(workload, trials[0], device)
-    here, away = pace * steps, start + BESIDE * alone * steps / min(room, len(trials))
+    here, away = pace * steps, workers.start_seconds() + BESIDE * alone * steps / min(room, len(trials))
     pays = here > GAIN * away
     way = f"{room} processes" if pays else "plain loop"
     note(f"auto: {way} for {len(trials)} trials (expected: plain loop {here:.2g} s, processes {away:.2g} s)")

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing import connection
@@ -25,9 +26,9 @@ Found = Iterator[tuple[int, Trace]]
 Job = tuple[list[int], bool]
 #: Forked from a server that did the imports once: a process then starts in the time that finding the workload takes.
 HOW = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-#: Seconds until the first process of a session is there, and a later one.
-FIRST, LATER = 4.0, 0.5
-_begun: list[bool] = []
+#: Seconds that those imports take, and until a process is there after them.
+IMPORTS, THERE = 4.0, 0.5
+_begun: list[float] = []
 
 
 def begin() -> Any:
@@ -38,13 +39,13 @@ def begin() -> Any:
 
         context.set_forkserver_preload([__name__, "torch._dynamo"])  # the second: imported by any optimizer
         forkserver.ensure_running()
-        _begun.append(True)
+        _begun.append(time.monotonic())
     return context
 
 
 def start_seconds() -> float:
-    """How long a process is expected to take to be there."""
-    return LATER if _begun else FIRST
+    """How long a process is expected to take to be there, from now."""
+    return max(THERE, IMPORTS - (time.monotonic() - _begun[0] if _begun else 0.0))
 
 
 def places(device: str) -> list[tuple[str, dict[str, str]]]:
