@@ -32,15 +32,17 @@ def test_a_larger_batch_never_needs_more_steps_nor_fewer_examples(critical, pres
     assert (table["examples"].diff().dropna() >= -1e-6).all()
 
 
-def noise_rows(trace, length, *, small=32, large=512, population=0, draws=50, spread=0.0, steps=(0, 100), seed=0):
+def noise_rows(
+    trace, length, *, loss=1.0, small=32, large=512, population=0, draws=50, spread=0.0, steps=(0, 100), seed=0
+):
     rng = np.random.default_rng(seed)
     rows = []
     for step in steps:
         for draw in range(draws):
             off = rng.normal(0, spread, 2)
             norms = [length + trace / small + off[0], length + trace / large + off[1]]
-            rows.append([step, draw, small, large, population, *norms])
-    names = ["step", "draw", "small", "large", "population", "small_norm2", "large_norm2"]
+            rows.append([step, draw, small, large, population, loss, *norms])
+    names = ["step", "draw", "small", "large", "population", "loss", "small_norm2", "large_norm2"]
     return pd.DataFrame(rows, columns=names)
 
 
@@ -52,7 +54,14 @@ def test_the_critical_size_is_that_of_the_law_summed_over_a_trainings_steps():
     examples = 32 * (2 - fewest)
     assert found.value == round(examples / fewest)
     assert found.evidence["noise_scale_interval"] == pytest.approx((examples / fewest,) * 2)
-    assert found.interval == pytest.approx((judge.ROUGH * examples / fewest, examples / fewest))
+    assert found.interval == pytest.approx((examples / fewest / judge.ROUGH, examples / fewest * judge.ROUGH))
+
+
+def test_steps_after_most_of_the_losss_fall_count_no_more():
+    falls = [(0, 100.0, 2.0), (50, 100.0, 1.2), (100, 900.0, 1.05), (150, 900.0, 1.0)]
+    rows = [noise_rows(trace, 1.0, steps=[step], loss=loss) for step, trace, loss in falls]
+    assert judge.critical(pd.concat(rows)).value == 100
+    assert judge.critical(pd.concat(rows)).evidence["noise_scale_by_step"].keys() == {"0", "50"}
 
 
 def test_steps_that_noise_makes_endless_are_no_part_of_the_fewest():

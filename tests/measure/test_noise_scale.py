@@ -6,7 +6,7 @@ from torch.utils.data import TensorDataset
 
 from workup import Trial
 from workup.judge import critical_size as judge
-from workup.measure.noise_scale import measure, two_norms, untouched
+from workup.measure.noise_scale import loss_and_norms, measure, untouched
 from workup.measure.train import train
 
 DIMENSIONS, EXAMPLES = 20, 2000
@@ -49,17 +49,19 @@ def test_with_the_whole_data_in_the_large_batch_its_gradient_is_exact(make_workl
     assert judge.scales(noise)[0][0] == pytest.approx(true_scale(linear), rel=0.1)
 
 
-def test_the_two_norms_against_backward_on_each_batch(make_workload):
+def test_the_loss_and_the_two_norms_against_backward_on_each_batch(make_workload):
     torch.manual_seed(0)
     workload = make_workload()
     model = workload.build_model()
     batches = [workload.train_data[i : i + 10] for i in (0, 10, 20)]
-    small, large = two_norms(lambda batch: workload.loss(model, batch), model, batches)
-    grads = []
+    value, small, large = loss_and_norms(lambda batch: workload.loss(model, batch), model, batches)
+    grads, losses = [], []
     for batch in batches:
         model.zero_grad()
-        workload.loss(model, batch).mean().backward()
+        losses.append(workload.loss(model, batch).mean())
+        losses[-1].backward()
         grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert value == pytest.approx(np.mean([loss.item() for loss in losses]), rel=1e-5)
     assert small == pytest.approx(np.mean([float(g @ g) for g in grads]), rel=1e-5)
     assert large == pytest.approx(float(torch.stack(grads).mean(0).square().sum()), rel=1e-5)
 

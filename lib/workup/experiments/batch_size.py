@@ -142,8 +142,8 @@ def noise(session: Session) -> pd.DataFrame:
 def to_goal(session: Session, sizes: Sequence[int] | None = None) -> pd.DataFrame:
     """Steps to one evaluation loss at several sizes, the learning rate retuned at each (playbook: B8, B11).
 
-    The goal is what today's settings reach in the steps of the budget's noise run; a trial may
-    take half as many again as perfect scaling asks for.
+    The goal is most of the fall of the loss that today's settings reach in the steps of the budget's
+    noise run; a trial may take half as many again as perfect scaling asks for.
 
     Args:
         sizes: by default a quarter of today's, today's and four times it on ``thorough``, else none.
@@ -155,23 +155,28 @@ def to_goal(session: Session, sizes: Sequence[int] | None = None) -> pd.DataFram
     if sizes is None:
         wanted = (present // 4, present, 4 * present) if session.budget == "thorough" else ()
         sizes = [n for n in wanted if 1 <= n <= roof(session)[0]]
+    none = pd.DataFrame(columns=["batch_size", "lr", "steps"])
     if not sizes or workload.eval_data is None:
-        return pd.DataFrame(columns=["batch_size", "lr", "steps"])
+        return none
     count = min(BUDGET[session.budget]["noise"][0], workload.max_train_steps)
     today = Trial(
         lr=workload.lr,
         steps=count,
         batch_size=present,
         seed=session.seed,
-        eval_every=max(1, count // 100),
+        eval_every=max(1, count // 200),
         eval_examples=512,
     )
-    goal = float(_smooth(session.run([today], label="goal")[0]).iloc[-1])
+    losses = _smooth(session.run([today], label="goal")[0])
+    goal = float(losses.iloc[0] - critical_size.FALL * (losses.iloc[0] - losses.iloc[-1]))
+    most = 1.5 * (losses.index[losses <= goal].min() + 1)
+    if not math.isfinite(most):  # today's settings diverge
+        return none
     trials = []
     for size_ in sizes:
         scale = size_ / present
-        longer = dataclasses.replace(today, batch_size=size_, steps=math.ceil(1.5 * count * max(1 / scale, 1)))
-        rates = [float(f"{workload.lr * scale**0.5 * factor:.3g}") for factor in (0.5, 1, 2, 4, 8, 16)]
+        longer = dataclasses.replace(today, batch_size=size_, steps=math.ceil(most * max(1 / scale, 1)))
+        rates = [float(f"{workload.lr * scale**0.5 * factor:.3g}") for factor in (1, 2, 4, 8, 16, 32)]
         trials += [dataclasses.replace(longer, lr=lr) for lr in rates]
     rows = []
     for trace in session.run(trials, label="steps to the goal"):

@@ -14,7 +14,7 @@ from workup.measure.train import train
 from workup.trace import Trial
 from workup.workload import Workload, size
 
-COLUMNS = ("step", "draw", "small", "large", "population", "small_norm2", "large_norm2")
+COLUMNS = ("step", "draw", "small", "large", "population", "loss", "small_norm2", "large_norm2")
 
 
 def measure(
@@ -32,8 +32,8 @@ def measure(
 
     Returns:
         A row per step and draw: step, draw, small, large (batch sizes), population (size of the
-        data, 0 if unknown), small_norm2, large_norm2. Steps that a failed training never
-        reached are not there.
+        data, 0 if unknown), loss (mean over the batches), small_norm2, large_norm2. Steps that a
+        failed training never reached are not there.
     """
     examples = size(workload.train_data) or 0
     parts = min(parts, examples // trial.batch_size) if examples else parts
@@ -48,7 +48,9 @@ def measure(
                     source = data.batches(
                         workload, trial.batch_size, seed=trial.seed + 1000 * (draw + 1), device=device
                     )
-                    norms = two_norms(lambda b: workload.loss(model, b), model, [next(source) for _ in range(parts)])
+                    norms = loss_and_norms(
+                        lambda b: workload.loss(model, b), model, [next(source) for _ in range(parts)]
+                    )
                     rows.append([seen, draw, trial.batch_size, parts * trial.batch_size, examples, *norms])
         seen += 1
         return workload.loss(model, batch)
@@ -58,17 +60,21 @@ def measure(
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def two_norms(loss: Callable[[Any], Tensor], model: nn.Module, batches: Sequence[Any]) -> tuple[float, float]:
-    """(mean of the batches' squared gradient norms, squared norm of their mean gradient); ``.grad`` stays as it is."""
+def loss_and_norms(
+    loss: Callable[[Any], Tensor], model: nn.Module, batches: Sequence[Any]
+) -> tuple[float, float, float]:
+    """The batches' mean loss, mean squared gradient norm, and squared norm of mean gradient; ``.grad`` stays as is."""
     params = [p for p in model.parameters() if p.requires_grad]
     total: list[Tensor] | None = None
-    small = 0.0
+    value = small = 0.0
     for batch in batches:
-        found = torch.autograd.grad(loss(batch).float().mean(), params, allow_unused=True)
+        mean = loss(batch).float().mean()
+        found = torch.autograd.grad(mean, params, allow_unused=True)
         grads = [torch.zeros_like(p) if g is None else g for p, g in zip(params, found, strict=True)]
+        value += mean.item() / len(batches)
         small += _norm2(grads) / len(batches)
         total = grads if total is None else list(torch._foreach_add(total, grads))
-    return small, _norm2(total or []) / len(batches) ** 2
+    return value, small, _norm2(total or []) / len(batches) ** 2
 
 
 def _norm2(tensors: Sequence[Tensor]) -> float:
