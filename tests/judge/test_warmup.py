@@ -1,3 +1,5 @@
+import numpy as np
+import pandas as pd
 import pytest
 
 from workup.errors import ParameterError
@@ -81,3 +83,18 @@ def test_where_trials_failed_it_is_told_neither_that_no_warmup_is_needed_nor_tha
 def test_a_warmup_that_works_is_told_though_another_trial_failed():
     failed = {"warmup_steps": 100, "lr": 10.0, "status": "out_of_memory", "final": NAN}
     assert warmup.judge([*rows({0: NAN, 10: 0.3}), failed]).value == 10
+
+
+def test_a_peak_that_sticks_on_a_plateau_without_a_ramp_does_not_train():
+    """A post-norm transformer started too hot neither rises nor diverges: it stays where it is."""
+    steps = np.arange(300)
+    goes_on, plateau = 2.5 + 3 * np.exp(-steps / 80), 3.1 + 2.5 * np.exp(-steps / 5)
+    rows = [
+        {"warmup_steps": ramp, "lr": 0.003, "status": "finished", "final": loss[-30:].mean(), "loss": loss}
+        for ramp, loss in ((0, plateau), (10, plateau), (100, goes_on - 0.1))
+    ]
+    known = {"baseline": float(goes_on[-30:].mean()), "max_train_steps": 5000}
+    assert warmup.judge(pd.DataFrame(rows), curve=goes_on, **known).value == 100
+    assert warmup.judge(pd.DataFrame(rows), **known).value == 0
+    # Without the goes-on trial to show that more can be had, all three would pass for trained.
+    assert not warmup.judge(pd.DataFrame(rows[:2]), curve=goes_on, **known).evidence["enough"]

@@ -84,6 +84,7 @@ def best(session: Session, traces: list[Trace]) -> Finding:
     rows, baseline = table(traces[:-1]), final_loss(traces[-1])
     known = {
         "baseline": baseline if baseline == baseline else None,
+        "curve": traces[-1].steps.loss,
         "unstable_lr": session.sources["unstable_lr"]["value"],
         "max_train_steps": session.workload.max_train_steps,
     }

@@ -190,16 +190,25 @@ def _stalled(table: pd.DataFrame) -> np.ndarray:
     if not ok.any():
         return found
     leader = table.iloc[int(np.flatnonzero(ok)[table["final"][ok].argmin()])]
-    n = len(leader["loss"]) if np.ndim(leader["loss"]) == 1 else 0
-    same = [n >= 4 * SHORT and np.ndim(c) == 1 and len(c) == n for c in table["loss"]]
     descent = start_of(table) - leader["final"]
-    for i in np.flatnonzero(ok & same & (table["lr"] > leader["lr"])):
-        curve, best = (np.asarray(c, float) for c in (table["loss"][i], leader["loss"]))
-        (_, *flat), (_, then, _, now) = ([np.median(q) for q in np.array_split(c, 4)] for c in (curve, best))
-        gap, noise = flat[-1] - now, np.std(np.diff(curve[n // 2 :])) / np.sqrt(2)
-        clear = gap > max(STALLED * descent, PLAIN * noise)
-        found[i] = clear and np.ptp(flat) < 0.2 * gap and then - now > KEPT * gap
+    for i in np.flatnonzero(ok & (table["lr"] > leader["lr"])):
+        found[i] = stuck(table["loss"][i], leader["loss"], descent)
     return found
+
+
+def stuck(loss: Any, best: Any, descent: float) -> bool:
+    """Whether a curve got nowhere over its last three quarters while ``best`` fell away from it; shapes [n], n alike.
+
+    Args:
+        descent: from the loss before training to the best one's end; the gap is a share of it.
+    """
+    if np.ndim(loss) != 1 or np.ndim(best) != 1 or len(loss) != len(best) or len(loss) < 4 * SHORT:
+        return False
+    curve, other = np.asarray(loss, float), np.asarray(best, float)
+    (_, *flat), (_, then, _, now) = ([np.median(q) for q in np.array_split(c, 4)] for c in (curve, other))
+    gap, noise = flat[-1] - now, np.std(np.diff(curve[len(curve) // 2 :])) / np.sqrt(2)
+    clear = gap > max(STALLED * descent, PLAIN * noise)
+    return bool(clear and np.ptp(flat) < 0.2 * gap and then - now > KEPT * gap)
 
 
 def start_of(table: pd.DataFrame) -> float:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from workup.finding import Finding
 from workup.judge.fixes import pays
-from workup.judge.sweep import trials_table
+from workup.judge.sweep import stuck, trials_table
 
 #: A trial trains if it makes this share of the best loss reduction among the trials.
 TRAINED = 0.5
@@ -16,7 +16,12 @@ RULE = "playbook: D2, D4, D6"
 
 
 def judge(
-    trials: Any, *, baseline: float | None = None, unstable_lr: float | None = None, max_train_steps: int | None = None
+    trials: Any,
+    *,
+    baseline: float | None = None,
+    curve: Any = None,
+    unstable_lr: float | None = None,
+    max_train_steps: int | None = None,
 ) -> Finding:
     """The shortest warmup that makes a peak learning rate trainable.
 
@@ -26,6 +31,7 @@ def judge(
             ``warmup_steps`` 0 tell what happens without. Where trials failed for another reason than their
             rate (``status``, ``reason``), that no warmup is needed, or enough, cannot be told.
         baseline: final loss over the same steps at lr* without warmup; tells whether it pays.
+        curve: its losses, shape [steps]; a trial that sticks on a plateau where it goes on does not train.
         unstable_lr: unstable_base_learning_rate, for the wording (playbook: D1).
         max_train_steps: of the real run; its 5% and 10% are the marks (playbook: D4, D6).
 
@@ -38,6 +44,7 @@ def judge(
         ParameterError: a missing column, a learning rate or warmup_steps out of range.
     """
     table = trials_table(trials, "warmup.judge", extra=("warmup_steps",))
+    table["feasible"] = _trains(table, baseline, curve)
     found = _judge(table, baseline, unstable_lr, max_train_steps)
     given = pd.DataFrame(trials)
     failed = given[~given["status"].isin(["finished", "diverged"])] if "status" in given else given[:0]
@@ -56,7 +63,6 @@ def judge(
 def _judge(table: pd.DataFrame, baseline: float | None, unstable_lr: float | None, max_steps: int | None) -> Finding:
     if table.empty:
         return _finding(None, "No trial was run, so no warmup can be told.", settle="Run a sweep of warmup lengths.")
-    table["feasible"] = _trains(table, baseline)
     by = table.groupby(["lr", "warmup_steps"]).agg(share=("feasible", "mean"), final=("final", "median")).reset_index()
     open_ = by[by["share"] > 0.5]
     tried: dict[str, Any] = {
@@ -98,8 +104,8 @@ def _judge(table: pd.DataFrame, baseline: float | None, unstable_lr: float | Non
     return _finding(steps, text, **facts, needed=True, peak_lr=peak, interval=interval, caveats=tuple(caveats))
 
 
-def _trains(table: Any, baseline: float | None) -> Any:
-    """Finished, finite, and with at least half of the best loss reduction where a start is known."""
+def _trains(table: Any, baseline: float | None, curve: Any) -> Any:
+    """Finished, finite, with at least half of the best loss reduction where a start is known, and on no plateau."""
     ok = table["trained"].to_numpy(bool)
     start = table["initial"].to_numpy(float)
     best = (
@@ -108,7 +114,10 @@ def _trains(table: Any, baseline: float | None) -> Any:
         else np.nan
     )
     enough = table["final"].to_numpy(float) <= start - TRAINED * (start - best)
-    return ok & np.where(np.isfinite(start) & np.isfinite(best), enough, True)
+    ok = ok & np.where(np.isfinite(start) & np.isfinite(best), enough, True)
+    if curve is not None and baseline is not None:
+        ok = ok & [not stuck(loss, curve, first - baseline) for loss, first in zip(table["loss"], start, strict=True)]
+    return ok
 
 
 def _finding(value: int | None, summary: str, *, settle: str = "", **evidence: Any) -> Finding:
