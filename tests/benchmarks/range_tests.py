@@ -3,23 +3,26 @@
     python tests/benchmarks/range_tests.py [workload ...]
 
 The rules of fastai, Lightning and torch-lr-finder are re-stated from their sources with their
-defaults: one run of 100 steps with an exponentially rising rate. Workup sweeps rates for 300
-steps (``judge``) and carries the best to 1,500 (``carry``). Regret is taken at 1,500 steps, with
+defaults: one run of 100 steps with an exponentially rising rate. Workup sweeps rates for fewer steps
+than the truth (``judge``) and carries the best to its horizon (``carry``). Regret is taken there, with
 other initial weights and batches: (final loss at the nearest rate - best) / (initial loss - best).
 """
 
 import argparse
 
 import numpy as np
+import pandas as pd
 import torch
 
 from workup import Trial, load
 from workup.judge import learning_rate
 from workup.measure.data import batches
 from workup.measure.train import train
+from workup.workloads import BUILT_IN
 
 RATES = [float(f"{10**k:.4g}") for k in np.arange(-4, 1.01, 0.25)]
-WORKLOADS = ["digits-mlp", "diabetes-regression", "breast-cancer-imbalanced", "relu-mlp-large-init"]
+#: Small enough for every rate over 1,500 steps, from sweeps of 300; the others: every second rate, 400 from 150.
+SMALL = {"digits-mlp", "diabetes-regression", "breast-cancer-imbalanced", "relu-mlp-large-init"}
 
 
 def range_test(workload, *, low, high, steps=100, beta, stop, seed=0):
@@ -100,27 +103,39 @@ def sweep(workload, steps, *, seed, rates):
     return rows
 
 
+def regrets(name):
+    """A row a rule: the rate it suggests, and its regret; inf where a run at the nearest rate diverges."""
+    workload, small = load(name), name in SMALL
+    steps, rates = (1500, RATES) if small else (400, RATES[::2])
+    truth = sweep(workload, steps, seed=1, rates=rates)
+    finals = np.array([r["final"] for r in truth])
+    best, start = np.nanmin(finals), np.median([r["loss"][0] for r in truth])
+    found = {"best": rates[int(np.nanargmin(finals))], **suggestions(workload)}
+    short = sweep(workload, 300 if small else 150, seed=0, rates=RATES[::2])
+    found["workup judge"] = learning_rate.judge(short).value
+    found["workup carry"] = learning_rate.carry(short, steps).value
+    rows = []
+    for rule, lr in found.items():
+        loss = np.nan
+        if lr is not None:
+            loss = finals[np.argmin(np.abs(np.log(rates) - np.log(lr)))]
+            loss = loss if np.isfinite(loss) else np.inf
+        rows.append({"workload": name, "rule": rule, "lr": lr, "regret": (loss - best) / (start - best)})
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("workloads", nargs="*", default=WORKLOADS)
+    parser.add_argument("workloads", nargs="*", default=list(BUILT_IN))
     torch.set_num_threads(1)
+    rows = []
     for name in parser.parse_args().workloads:
-        workload = load(name)
-        truth = sweep(workload, 1500, seed=1, rates=RATES)
-        finals = np.array([r["final"] for r in truth])
-        best, start = np.nanmin(finals), np.median([r["loss"][0] for r in truth])
-        found = suggestions(workload)
-        short = sweep(workload, 300, seed=0, rates=RATES[::2])
-        found["workup judge"] = learning_rate.judge(short).value
-        found["workup carry"] = learning_rate.carry(short, 1500).value
-        print(f"{name}: best over 1,500 steps {RATES[int(np.nanargmin(finals))]:.3g}")
-        for rule, lr in found.items():
-            regret = (
-                np.nan
-                if lr is None
-                else (finals[np.argmin(np.abs(np.log(RATES) - np.log(lr)))] - best) / (start - best)
-            )
-            print(f"  {rule:16} {'cannot tell' if lr is None else f'{lr:.2g}':>12}  regret {regret:8.1%}")
+        rows += regrets(name)
+        print(pd.DataFrame(rows[-9:]).to_string(index=False, header=False, float_format="{:.3g}".format), flush=True)
+    found = pd.DataFrame(rows)
+    print(found.pivot(index="workload", columns="rule", values="regret").T.to_string(float_format="{:.1%}".format))
+    told = found.groupby("rule", sort=False)["regret"]
+    print(told.agg(["median", "max", "count"]).to_string(float_format="{:.1%}".format))
 
 
 if __name__ == "__main__":

@@ -192,8 +192,9 @@ def carry(trials: Any, max_train_steps: int, *, steps: int | None = None) -> Fin
 
 def _leader(table: pd.DataFrame, n: int) -> tuple[float, float] | None:
     """(lowest rate nearly as good as the best, the best rate) after the first ``n`` values of the curves."""
-    ends = [np.mean(c[:n][-max(1, n // 10) :]) if len(c) >= n else np.nan for c in map(np.asarray, table["loss"])]
-    sweep = sweep_of(table.assign(final=ends, best=np.nan, trained=np.isfinite(ends)))
+    upto = [np.asarray(c)[:n] for c in table["loss"]]
+    ends = [np.mean(c[-max(1, n // 10) :]) if len(c) == n else np.nan for c in upto]
+    sweep = sweep_of(table.assign(final=ends, best=np.nan, loss=upto, trained=np.isfinite(ends)))
     if len(sweep.good) < 3:
         return None
     best, start = sweep.best, start_of(table)
