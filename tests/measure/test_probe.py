@@ -1,6 +1,7 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,6 +76,23 @@ def test_memory_that_bends_upward_is_measured_on_the_way():
     true = 300 * MIB // 160_000
     assert len(tried) <= 6
     assert true / 1.1 <= found(tried) <= true
+
+
+def test_a_line_that_was_wrong_by_little_is_followed_just_below_its_end():
+    """As measured on a residual network, whose workspaces ask for more than the line says."""
+    peaks = {64: 394.8, 256: 401.9, 3232: 465.4, 5404: 502.8}
+
+    def tried_at(size):
+        if size > 7191:
+            return Attempt(batch_size=size, status="out_of_memory", reason="could not create a primitive")
+        known = sorted(peaks)
+        return Attempt(
+            batch_size=size, status="fits", peak_bytes=int(np.interp(size, known, [peaks[n] for n in known]))
+        )
+
+    tried = list(search(tried_at, first=64, most=17244, limit_bytes=540))
+    assert len(tried) <= 6
+    assert 7191 / 1.05 <= found(tried) <= 7191
 
 
 def test_a_capacity_far_below_todays_size_is_found():

@@ -202,7 +202,8 @@ def next_size(
         return None
     if bad and guess * (1 + within / 2) >= bad:  # the line is proven wrong, or this would prove little
         middle = (low + bad) / 2 if bad < 20 * low else math.sqrt(low * bad)
-        guess = bad / (1 + within) if within and bad < 1.2 * low else middle
+        close = bad < 1.2 * low or guess <= bad * (1 + within)  # it was wrong by little
+        guess = bad / (1 + within) if within and close else middle
     return max(low + 1, min(int(guess), roof - 1))
 
 
