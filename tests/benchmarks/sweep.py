@@ -1,6 +1,6 @@
 """What a sweep costs by executor, against the plain loop with as many threads as there are cores: 13 rates, paired.
 
-    python -m tests.benchmarks.sweep [steps] [workload ...]
+    python -m tests.benchmarks.sweep [steps] [workload or executor ...]
 
 Each run is a fresh process, as a notebook's kernel is, timed from the first trial's start to the last
 one's end: measuring steps, starting workers and all. The plain loop stands beside the others in every
@@ -103,5 +103,7 @@ if __name__ == "__main__":
         one(given[1], given[2], int(given[3]))
     else:
         steps = int(given.pop(0)) if given and given[0].isdecimal() else STEPS
-        for row in rows(tuple(given) or WORKLOADS, steps):
+        compared = tuple(each for each in given if each in COMPARED) or COMPARED
+        names = tuple(each for each in given if each not in COMPARED) or WORKLOADS
+        for row in rows(names, steps, compared=compared):
             print(*row, sep="  |  ", flush=True)

@@ -67,6 +67,16 @@ def test_in_float64_it_agrees_within_1e_10(name, optimizer, workload):
     assert max(apart(*pair) for pair in pairs) < 1e-10
 
 
+@pytest.mark.parametrize("name", ["digits-resnet", "text-transformer"])
+def test_in_float64_batch_norm_convolutions_and_attention_agree_too(name):
+    workload = load(name)
+    model, tensors = workload.model, workload.train_data.tensors
+    data = torch.utils.data.TensorDataset(*(t.double() if t.is_floating_point() else t for t in tensors))
+    workload = dataclasses.replace(workload, model=lambda: model().double(), train_data=data, eval_data=None)
+    pairs = both(workload, sweep((0.3 * workload.lr, workload.lr), steps=6, batch_size=8))
+    assert max(apart(*pair) for pair in pairs) < 1e-10
+
+
 def test_trials_may_differ_in_warmup_schedule_clipping_seed_and_length(make_workload):
     workload = make_workload(schedule=lambda fraction: 1 - fraction)
     base = {"batch_size": 16, "eval_every": 7}
