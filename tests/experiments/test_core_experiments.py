@@ -180,17 +180,19 @@ def test_no_warmup_is_needed_only_where_a_rate_is_known_to_be_unstable(session, 
     assert known or "no rate is known to be unstable" in found.summary
 
 
-def test_a_rate_that_learns_less_than_half_of_what_lr_star_does_is_stuck():
+def test_a_rate_on_a_plateau_or_that_learns_less_than_half_of_what_lr_star_does_is_stuck():
     def trace(lr, losses):
         steps = pd.DataFrame({name: np.zeros(len(losses)) for name in COLUMNS}).assign(
             step=range(len(losses)), loss=losses, eval_loss=np.nan
         )
         return Trace(trial=Trial(lr=lr, steps=len(losses), batch_size=1), steps=steps)
 
-    noise = 0.01 * np.random.default_rng(0).standard_normal(100)
-    falling, flat = 1 + 2 * np.exp(-np.arange(100) / 20) + noise, np.full(100, 2.9) + noise
-    traces = [trace(0.1, falling), trace(0.2, falling), trace(0.5, np.append(3.0, flat[1:]))]
-    assert instability.table(traces).stability.tolist() == ["stable", "stable", "stuck"]
+    noise, t = 0.01 * np.random.default_rng(0).standard_normal(200), np.arange(200)
+    falling, flat = 1 + 2 * np.exp(-t / 20) + noise, np.full(200, 2.9) + noise
+    # Over half is learned, but from the first quarter on nothing more, where lr* goes on.
+    plateau, slow = np.maximum(falling, 1.8), 3 - 2 * t / 200 + noise
+    traces = [trace(0.1, slow), trace(0.2, falling), trace(0.5, plateau), trace(1.0, np.append(3.0, flat[1:]))]
+    assert instability.table(traces).stability.tolist() == ["stable", "stable", "stuck", "stuck"]
     assert instability.shaky(traces) == traces[2:]
 
 

@@ -11,7 +11,7 @@ from workup.experiments.learning_rate import at, final_loss, initial_loss
 from workup.experiments.session import Session
 from workup.finding import Finding
 from workup.judge import fixes, stability
-from workup.judge.sweep import KEPT
+from workup.judge.sweep import KEPT, stuck
 from workup.measure import architecture
 from workup.measure.optimizers import sgd_momentum
 from workup.trace import Trace, Trial
@@ -58,7 +58,8 @@ def verdict(trace: Trace) -> Finding:
 def table(traces: list[Trace], calm: Trace | None = None) -> pd.DataFrame:
     """A row per trace: times_best (its multiple of lr*), lr, stability, events, initial, final, status.
 
-    Stability is also ``stuck``: no rise that lasts, yet less than half of what lr* learns is learned (playbook: C6).
+    Stability is also ``stuck``: no rise that lasts, but a plateau that lr* leaves, or less than half of what it
+    learns (playbook: C6).
 
     Args:
         calm: the run at lr*; the first trace where not given.
@@ -78,10 +79,10 @@ def table(traces: list[Trace], calm: Trace | None = None) -> pd.DataFrame:
                 "status": trace.status,
             }
         )
-    ends = pd.DataFrame(rows)
-    least = ends.initial - KEPT * (initial_loss(calm) - final_loss(calm))
+    ends, descent = pd.DataFrame(rows), initial_loss(calm) - final_loss(calm)
+    stays = pd.Series([stuck(trace.steps.loss, calm.steps.loss, descent) for trace in traces])
     calmed = ends.stability.isin(["stable", "early_recovered", "mid_recovered"])
-    ends.loc[calmed & (ends.final > least), "stability"] = "stuck"
+    ends.loc[calmed & (stays | (ends.final > ends.initial - KEPT * descent)), "stability"] = "stuck"
     return ends
 
 
