@@ -117,9 +117,10 @@ def edge(trials: Any) -> Finding:
     sweep = read(trials, "learning_rate.edge")
     best = float(sweep.rates["lr"][sweep.best]) if len(sweep.good) else None
     bad = sweep.unstable[1]
+    at = f"{best:.3g}" if best else ""
     words = {
-        True: f"lr* {best} is the last rate that trains: the workload is unstable just above it.",
-        False: f"lr* {best} is not at the edge: higher rates train too, to a higher loss.",
+        True: f"lr* {at} is the last rate that trains: the workload is unstable just above it.",
+        False: f"lr* {at} is not at the edge: higher rates train too, to a higher loss.",
         None: "Whether lr* is at the edge cannot be told from these rates.",
     }
     return Finding(
