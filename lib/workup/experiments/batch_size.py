@@ -213,25 +213,14 @@ def conclude(
     )
     speeds, saturated = judge.speeds(stretches), judge.saturation(stretches)
     today = {"present": workload.batch_size, "steps": workload.max_train_steps}
-    recommended = Finding(
-        name="recommended_batch_size",
-        value=None,
-        rule="playbook: B5",
-        summary="No size ran again in a fresh process.",
-        settle="More memory, or a smaller model.",
-    )
+    about: dict[str, Any] = {"name": "recommended_batch_size", "rule": "playbook: B5"}
+    why, settle = "No size ran again in a fresh process.", "More memory, or a smaller model."
+    recommended = Finding(**about, value=None, summary=why, settle=settle)
+    how: dict[str, Any] = {"limit_bytes": held.bytes, "present": workload.batch_size, "norms": batch_norms(session)}
     for choice, why in judge.choose(speeds, saturated, critical, **today):
         verified = verify(session, choice)
         if verified["status"] == "fits" and verified["peak_bytes"] <= (1 - MARGIN) * held.bytes:
-            recommended = judge.recommend(
-                choice,
-                why=why,
-                table=speeds,
-                verified=verified,
-                limit_bytes=held.bytes,
-                present=workload.batch_size,
-                norms=batch_norms(session),
-            )
+            recommended = judge.recommend(choice, why=why, table=speeds, verified=verified, **how)
             break
     bound = judge.input_bound(stretches, batch_size=recommended.value or workload.batch_size)
     return session.conclude(recommended, feasible, saturated, critical, bound)
