@@ -205,6 +205,8 @@ def stuck(loss: Any, best: Any, descent: float) -> bool:
     if np.ndim(loss) != 1 or np.ndim(best) != 1 or len(loss) != len(best) or len(loss) < 4 * SHORT:
         return False
     curve, other = np.asarray(loss, float), np.asarray(best, float)
+    if not (np.isfinite(curve).all() and np.isfinite(other).all()):
+        return False
     (_, *flat), (_, then, _, now) = ([np.median(q) for q in np.array_split(c, 4)] for c in (curve, other))
     gap, noise = flat[-1] - now, np.std(np.diff(curve[len(curve) // 2 :])) / np.sqrt(2)
     clear = gap > max(STALLED * descent, PLAIN * noise)
