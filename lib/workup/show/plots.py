@@ -222,7 +222,7 @@ def warmup_grid(trials: pd.DataFrame, *, finding: Finding | None = None, ax: Axe
 
 
 def compare(groups: Mapping[str, Sequence[Trace]], *, finding: Finding | None = None, ax: Axes | None = None) -> Axes:
-    """Mean loss and range over seeds, one colour a group; a star at the seeds' best checkpoints, averaged (playbook: F4).
+    """Mean loss and range over seeds, one colour a group; a star at their mean best checkpoint (playbook: F4).
 
     Labels give their mean and standard deviation.
     """
