@@ -195,7 +195,9 @@ def _leader(table: pd.DataFrame, n: int) -> tuple[float, float] | None:
     """(lowest rate nearly as good as the best, the best rate) after the first ``n`` values of the curves."""
     upto = [np.asarray(c)[:n] for c in table["loss"]]
     ends = [np.mean(c[-max(1, n // 10) :]) if len(c) == n else np.nan for c in upto]
-    sweep = sweep_of(table.assign(final=ends, best=np.nan, loss=pd.Series(upto, table.index), trained=np.isfinite(ends)))
+    sweep = sweep_of(
+        table.assign(final=ends, best=np.nan, loss=pd.Series(upto, table.index), trained=np.isfinite(ends))
+    )
     if len(sweep.good) < 3:
         return None
     best, start = sweep.best, start_of(table)
