@@ -98,3 +98,9 @@ def test_a_peak_that_sticks_on_a_plateau_without_a_ramp_does_not_train():
     assert warmup.judge(pd.DataFrame(rows), **known).value == 0
     # Without the goes-on trial to show that more can be had, all three would pass for trained.
     assert not warmup.judge(pd.DataFrame(rows[:2]), curve=goes_on, **known).evidence["enough"]
+
+
+def test_where_the_shortest_ramp_that_trains_does_not_pay_a_longer_one_that_does_is_taken():
+    found = warmup.judge(pd.DataFrame(rows({0: float("nan"), 10: 0.6, 100: 0.4})), baseline=0.5)
+    assert (found.value, found.evidence["peak_lr"], found.interval) == (100, 1.0, (10, 100))
+    assert warmup.judge(pd.DataFrame(rows({0: float("nan"), 10: 0.6, 100: 0.5})), baseline=0.5).value == 0

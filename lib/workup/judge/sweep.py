@@ -196,11 +196,12 @@ def _stalled(table: pd.DataFrame) -> np.ndarray:
     return found
 
 
-def stuck(loss: Any, best: Any, descent: float) -> bool:
+def stuck(loss: Any, best: Any, descent: float, fall: float = KEPT) -> bool:
     """Whether a curve got nowhere over its last three quarters while ``best`` fell away from it; shapes [n], n alike.
 
     Args:
         descent: from the loss before training to the best one's end; the gap is a share of it.
+        fall: share of the gap that ``best`` must have come down since its second quarter.
     """
     if np.ndim(loss) != 1 or np.ndim(best) != 1 or len(loss) != len(best) or len(loss) < 4 * SHORT:
         return False
@@ -210,7 +211,7 @@ def stuck(loss: Any, best: Any, descent: float) -> bool:
     (_, *flat), (_, then, _, now) = ([np.median(q) for q in np.array_split(c, 4)] for c in (curve, other))
     gap, noise = flat[-1] - now, np.std(np.diff(curve[len(curve) // 2 :])) / np.sqrt(2)
     clear = gap > max(STALLED * descent, PLAIN * noise)
-    return bool(clear and np.ptp(flat) < 0.2 * gap and then - now > KEPT * gap)
+    return bool(clear and np.ptp(flat) < 0.2 * gap and then - now > fall * gap)
 
 
 def start_of(table: pd.DataFrame) -> float:

@@ -12,6 +12,8 @@ from workup.judge.sweep import stuck, trials_table
 
 #: A trial trains if it makes this share of the best loss reduction among the trials.
 TRAINED = 0.5
+#: A ramp's trials are long: by then the curve that goes on has left most of the gap behind it.
+FALL = 0.25
 RULE = "playbook: D2, D4, D6"
 
 
@@ -78,7 +80,17 @@ def _judge(table: pd.DataFrame, baseline: float | None, unstable_lr: float | Non
         return _finding(0, text, **tried, needed=True, enough=False, peak_lr=None)
     # The highest peak that any warmup opened; past it, nothing more can be had.
     peak = float(open_["lr"].max())
-    row = open_[open_["lr"] == peak].sort_values("warmup_steps").iloc[0]
+    rows = open_[open_["lr"] == peak].sort_values("warmup_steps")
+    start = float(table["initial"].median())
+
+    def worth(final: float) -> bool:
+        if baseline is None or not np.isfinite(start):
+            return final <= (baseline if baseline is not None else final)
+        return pays(final, baseline, start)
+
+    # The shortest that trains and pays; where none pays, the shortest that trains.
+    paying = rows[[worth(final) for final in rows["final"]]]
+    row = (paying if len(paying) and rows["warmup_steps"].iloc[0] > 0 else rows).iloc[0]
     steps, final = int(row["warmup_steps"]), float(row["final"])
     facts = {**tried, "final": final, "trains_peak_lr": peak, "enough": True}
     shorter = by[(by["lr"] == peak) & (by["warmup_steps"] < steps)]["warmup_steps"]
@@ -87,11 +99,7 @@ def _judge(table: pd.DataFrame, baseline: float | None, unstable_lr: float | Non
         beside = f" ({baseline:.3g} at lr*)" if baseline is not None else ""
         text = f"No warmup is needed: even lr {peak:.3g} trains without, to a loss of {final:.3g}{beside}."
         return _finding(0, text, **facts, needed=False, peak_lr=None)
-    start = float(table["initial"].median())
-    worth = (
-        pays(final, baseline, start) if baseline is not None and np.isfinite(start) else final <= (baseline or final)
-    )
-    if baseline is not None and not worth:
+    if baseline is not None and not worth(final):
         than = f"{final:.3g}, which is not worth it: {baseline:.3g} without"
         text = f"{steps} steps of warmup open lr {peak:.3g}, to a loss of {than}."
         return _finding(0, text, **facts, needed=False, opens_with=steps, peak_lr=None)
@@ -100,7 +108,8 @@ def _judge(table: pd.DataFrame, baseline: float | None, unstable_lr: float | Non
         caveats.append(f"That is over 5% of {max_steps} steps: max_train_steps may have to grow (D6).")
     if interval is None:
         caveats.append("No shorter warmup was tried.")
-    text = f"{steps} steps of warmup are the shortest tried that make lr {peak:.3g} trainable."
+    lower = f", and to a lower loss ({final:.3g}) than lr* ({baseline:.3g})" if baseline is not None else ""
+    text = f"{steps} steps of warmup are the shortest tried that make lr {peak:.3g} trainable{lower}."
     return _finding(steps, text, **facts, needed=True, peak_lr=peak, interval=interval, caveats=tuple(caveats))
 
 
@@ -116,7 +125,9 @@ def _trains(table: Any, baseline: float | None, curve: Any) -> Any:
     enough = table["final"].to_numpy(float) <= start - TRAINED * (start - best)
     ok = ok & np.where(np.isfinite(start) & np.isfinite(best), enough, True)
     if curve is not None and baseline is not None:
-        ok = ok & [not stuck(loss, curve, first - baseline) for loss, first in zip(table["loss"], start, strict=True)]
+        ok = ok & [
+            not stuck(loss, curve, first - baseline, FALL) for loss, first in zip(table["loss"], start, strict=True)
+        ]
     return ok
 
 
