@@ -176,5 +176,5 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 def _row(name: str, finding: Finding) -> tuple[str, ...]:
     value = spell(finding.value, finding.unit) if finding.told else "cannot tell"
-    interval = spell(finding.interval) if finding.interval is not None else ""
+    interval = spell(finding.interval) if finding.told and finding.interval is not None else ""
     return name, value, interval, finding.confidence if finding.told else "", finding.experiment or finding.rule
