@@ -53,7 +53,7 @@ def run(name, executor, steps):
     peak = 0
     while process.poll() is None:
         peak = max(peak, held(process.pid))
-        time.sleep(0.5)
+        time.sleep(1.0)
     assert process.returncode == 0, f"{name} by {executor} failed"
     return (*pickle.loads(process.stdout.read()), peak)
 

@@ -20,8 +20,8 @@ DEFAULT = "serial"
 COMPARING = 0.1
 #: takes another way than the plain loop where it expects to be so many times as fast,
 GAIN = 1.1
-#: thinks of processes where the plain loop takes so many times as long as their start, and expects each to be so
-#: much slower beside the others.
+#: thinks of processes where this one takes so many times as long as their start (which would disturb what is
+#: measured, so it does not begin before), and expects each to be so much slower beside the others.
 LONG, BESIDE = 2.0, 1.2
 
 Note = Callable[[str], Any]
@@ -119,10 +119,6 @@ def _auto(
         note(f"auto: plain loop, about {pace * steps:.2g} s; comparing ways would take too much of it")
         return _singly(range(len(trials))), []
     room = min(len(workers.places(device)), len(trials)) if _sendable(workload, reference) else 1
-    if room > 1 and pace * steps > LONG * workers.start_seconds():
-        workers.begin()  # its imports run beside what is measured
-    else:
-        room = 1
     stacks, loose = _stacks(workload, trials, device, note)
     here: list[Job] = []
     away: list[Job] = []
@@ -145,9 +141,10 @@ def _quickest(workload: Workload, trials: Sequence[Trial], device: str, took: Co
     seconds = {"plain loop": took.plain_seconds * steps, "ensemble": took.stack_seconds * steps}
     said = _said(len(trials), took)
     part = trials[::room]
+    start = workers.start_seconds()
     with contextlib.suppress(Unfit), _one_thread(device):  # a part may be unfit where the whole is not
-        if room > 1:
-            share, start = ensemble.compare(workload, part, device=device), workers.start_seconds()
+        if room > 1 and min(seconds.values()) > LONG * start:
+            share = ensemble.compare(workload, part, device=device)
             seconds["processes"] = start + BESIDE * share.plain_seconds * steps
             seconds["ensembles in processes"] = start + BESIDE * share.stack_seconds * steps
             said += f"; in one of {room} processes, {_said(len(part), share)}"
@@ -162,12 +159,12 @@ def _processes_pay(
     workload: Workload, trials: Sequence[Trial], device: str, pace: float, room: int, note: Note
 ) -> bool:
     """Whether to spread trials that do not stack."""
-    if room < 2:
+    here, start = pace * sum(trial.steps for trial in trials), workers.start_seconds()
+    if room < 2 or here < LONG * start:
         return False
-    steps = sum(trial.steps for trial in trials)
     with _one_thread(device):
         alone = _pace(workload, trials[0], device)
-    here, away = pace * steps, workers.start_seconds() + BESIDE * alone * steps / min(room, len(trials))
+    away = start + BESIDE * here * alone / pace / min(room, len(trials))
     pays = here > GAIN * away
     way = f"{room} processes" if pays else "plain loop"
     note(f"auto: {way} for {len(trials)} trials (expected: plain loop {here:.2g} s, processes {away:.2g} s)")
