@@ -13,6 +13,7 @@ import nbformat
 import pytest
 
 from workup import cli, notebooks, workbook
+from workup.measure import cluster
 from workup.finding import Finding
 from workup.study import Study
 
@@ -225,6 +226,63 @@ def test_run_prints_the_stages_the_recommendations_and_where_the_report_is(proje
     executed = nbformat.read(project / "runs/mine/notebooks/04_learning_rate.ipynb", as_version=4)
     given = {"workload": "mine.py:workload", "study": "runs/mine", "device": "auto", "seed": 7, "budget": "standard"}
     assert executed.metadata.papermill.parameters == {**given, "lr": 0.5}
+
+
+OTHERS = """
+
+def theirs():
+    return make(name="theirs")
+
+
+def broken():
+    return make(name="broken", lr=0.3, loss=lambda model, batch: 1 / 0)
+"""
+
+
+def test_several_workloads_run_one_after_another_each_into_its_own_study(project, capsys, monkeypatch):
+    (project / "mine.py").write_text(MINE + OTHERS)
+    monkeypatch.setattr(workbook, "execute", lambda name, values, out, **_: print(values["workload"], file=out) or "")
+    code, out, err = workup(
+        capsys, "run", "mine.py:workload", "mine.py:broken", "mine.py:theirs", "--notebooks", "04", "--device", "cpu"
+    )
+    assert code == 2
+    assert "workload 'mine.py:broken'" in err
+    begun = ["[1/1] 04_learning_rate", "mine.py:workload", "[1/1] 04_learning_rate", "mine.py:theirs"]
+    assert [line for line in out.splitlines() if line in begun] == begun
+    assert out.endswith("mine.py:workload: done\nmine.py:broken: failed\nmine.py:theirs: done\n")
+    assert (project / "runs/mine/report.html").exists()
+    assert (project / "runs/theirs/report.html").exists()
+
+
+def test_several_workloads_over_a_cluster_say_what_they_said_there(project, capsys, monkeypatch):
+    (project / "mine.py").write_text(MINE + OTHERS)
+    monkeypatch.setattr(workbook, "execute", lambda *_, **__: "")
+
+    def elsewhere(function, calls, *, device, note):
+        assert [asked["executor"] for _, asked in calls] == [None, None]  # there the plain loop trains
+        yield 1, function(*calls[1]), ""
+        yield 0, None, "its worker was lost 4 times"
+
+    monkeypatch.setattr(cluster, "workbooks", elsewhere)
+    how = ("--executor", "ray", "--device", "cpu", "--notebooks", "04")
+    code, out, err = workup(capsys, "run", "mine.py:workload", "mine.py:theirs", *how)
+    assert (code, err) == (1, "")
+    assert out.startswith("== mine.py:theirs\n[1/1] 04_learning_rate\n")
+    assert "Error: its worker was lost 4 times\nmine.py:workload: failed\nmine.py:theirs: done\n" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("mine.py:workload", "mine.py:make"), "two workloads are named 'mine'"),
+        (("mine.py:workload", "mine.py:theirs", "--study", "s"), "each of several workloads has a study of its own"),
+    ],
+)
+def test_several_workloads_that_would_share_a_study_are_a_mistake(project, capsys, no_kernel, arguments, said):
+    (project / "mine.py").write_text(MINE + OTHERS)
+    code, _, err = workup(capsys, "run", *arguments)
+    assert code == 2
+    assert said in err
 
 
 def test_ctrl_c_stops_with_how_to_resume(project, capsys):

@@ -56,7 +56,7 @@ def test_a_wing_imports_nothing_that_stands_after_it(wing):
 
 def test_only_the_command_line_and_the_notebooks_show_anything():
     showing = {dotted(path) for path in MODULES if any(n.startswith("workup.show") for n in imported(path))}
-    assert {name for name in showing if not name.startswith("workup.show")} == {"workup.cli"}
+    assert {name for name in showing if not name.startswith("workup.show")} == {"workup.cli", "workup.running"}
 
 
 def test_only_the_wing_that_draws_needs_a_drawing_library():

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,27 +10,40 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from workup import __version__
-from workup.errors import ParameterError, WorkloadError, WorkupError
+from workup.errors import ParameterError, WorkupError
 
 if TYPE_CHECKING:
     from workup.finding import Finding
     from workup.logs import Log
-    from workup.study import Study
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The entry point: exit code 0 done, 1 something failed or was found, 2 a mistake in what was asked."""
     try:
         commands(args=argv, prog_name="workup")
-    except WorkupError as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(2)
     except Exception as error:
-        if os.environ.get("WORKUP_TRACEBACK") == "1":
-            raise
-        kind = type(error).__name__
-        click.echo(f"Error: {kind}: {error}\nNot expected: WORKUP_TRACEBACK=1 shows where it happened.", err=True)
-        sys.exit(1)
+        sys.exit(told(error))
+
+
+def told(error: Exception) -> int:
+    """Say what stopped a command; its exit code: 2 a user's mistake, 1 what nobody expected.
+
+    Raises:
+        Exception: the unexpected one, where WORKUP_TRACEBACK=1 asks for it.
+    """
+    if isinstance(error, WorkupError):
+        click.echo(f"Error: {error}", err=True)
+        return 2
+    if os.environ.get("WORKUP_TRACEBACK") == "1":
+        raise error
+    kind = type(error).__name__
+    click.echo(f"Error: {kind}: {error}\nNot expected: WORKUP_TRACEBACK=1 shows where it happened.", err=True)
+    return 1
+
+
+def shown(path: Path) -> str:
+    """A path as a reader would type it."""
+    return os.path.relpath(path) if Path.cwd() in path.parents else str(path)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -44,8 +56,8 @@ def commands() -> None:
 
 
 @commands.command("run")
-@click.argument("reference", metavar="REF")
-@click.option("--study", help="Folder of the study.  [default: runs/<workload's name>]")
+@click.argument("references", metavar="REF...", nargs=-1, required=True)
+@click.option("--study", help="Folder of the study, of one workload.  [default: runs/<workload's name>]")
 @click.option("--budget", default="standard", show_default=True, help="smoke, standard or thorough.")
 @click.option("--notebooks", "wanted", default="02,04-07,11", show_default=True, help="Numbers, ranges or names.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda:0 or mps.")
@@ -57,59 +69,15 @@ def commands() -> None:
 @click.option("--gpus-per-trial", help="With --executor ray; 0.25 lets four trials share a GPU.  [default: 1]")
 @click.option("--kernel", help="Jupyter kernel to run in.  [default: this Python]")
 @click.option("-p", "pairs", nargs=2, multiple=True, metavar="NAME VALUE", help="A notebook's own parameter.")
-def run_command(reference: str, study: str | None, wanted: str, kernel: str | None, pairs: Any, **rest: Any) -> None:
-    """Run the workbook's notebooks on a workload."""
-    from workup import kernels, workbook
-    from workup.measure import cluster, devices
-    from workup.measure.check import check
-    from workup.show.cards import recommendations
-    from workup.show.report import write_report
-    from workup.study import Study, default_folder
-    from workup.workload import fingerprint, load
+def run_command(references: tuple[str, ...], **asked: Any) -> None:
+    """Run the workbook's notebooks on a workload, or on several, each in a study of its own."""
+    from workup import running
 
-    chosen = workbook.select(wanted)
-    kernels.manager(kernel)
-    device, workload = devices.resolve(rest["device"]), load(reference)
-    for name, variable in (("ray_address", "RAY_ADDRESS"), ("gpus_per_trial", cluster.GPUS)):
-        if value := rest.pop(name):
+    for name, variable in (("ray_address", "RAY_ADDRESS"), ("gpus_per_trial", "WORKUP_GPUS_PER_TRIAL")):
+        if value := asked.pop(name):
             os.environ[variable] = value  # the notebooks' kernels inherit it
-    if rest["executor"] == "ray":
-        cluster.check(device)
-    folder = study or default_folder(workload.name)
-    own = {name: workbook.value(text) for name, text in pairs}
-    plan = workbook.assign(chosen, {"workload": reference, "study": folder, **rest}, own)
-    for made in check(workload, device=device, seed=rest["seed"], until="gradients"):
-        if made.result == "fail":
-            raise WorkloadError(f"workload '{reference}', {made.name}: {made.detail.rstrip('.')}.")
-    opened = Study.open(folder, workload=workload.name, fingerprint=fingerprint(workload))
-    failed = _run(plan, opened, kernel)
-    click.echo(f"\n{recommendations(opened)}\n\nReport: {_path(write_report(opened))}")
-    click.echo(f"Executed notebooks: {_path(opened.folder / 'notebooks')}")
-    if failed:
-        click.echo(f"Failed: {', '.join(failed)}. The same command runs only what is missing.", err=True)
-        sys.exit(1)
-
-
-def _run(plan: dict[str, dict[str, Any]], study: "Study", kernel: str | None) -> list[str]:
-    """Run the notebooks with a line at each one's start and end; the names of those that failed."""
-    from workup import workbook
-
-    failed = []
-    try:
-        with workbook.kernels_ahead(list(plan), kernel) as take:
-            for number, (name, values) in enumerate(plan.items(), 1):
-                click.echo(f"[{number}/{len(plan)}] {name}")
-                began = time.monotonic()
-                if error := workbook.execute(name, values, study=study, kernel=take(name), out=sys.stdout):
-                    failed.append(name)
-                    at = _path(study.folder / "notebooks" / name)
-                    click.echo(f"{name} failed: {error}\n  See {at}.ipynb", err=True)
-                else:
-                    click.echo(f"  done in {time.monotonic() - began:.0f} s")
-    except KeyboardInterrupt:
-        click.echo(f"\nStopped. {_path(study.folder)} keeps what was measured; the same command resumes.", err=True)
-        sys.exit(130)
-    return failed
+    one = len(references) == 1
+    sys.exit(running.workbook_of(references[0], **asked) if one else running.several(references, **asked))
 
 
 @commands.command("check")
@@ -152,7 +120,7 @@ def show_command(study: str, as_json: bool) -> None:
         }
         click.echo(json.dumps(body, indent=2, allow_nan=False))
     else:
-        click.echo(f"{opened.about['workload']} in {_path(opened.folder)}\n\n{recommendations(opened)}")
+        click.echo(f"{opened.about['workload']} in {shown(opened.folder)}\n\n{recommendations(opened)}")
         if found:
             click.echo(f"\n{cards(found)!r}")
 
@@ -164,7 +132,7 @@ def report_command(study: str) -> None:
     from workup.show.report import write_report
     from workup.study import Study
 
-    click.echo(_path(write_report(Study.read(study))))
+    click.echo(shown(write_report(Study.read(study))))
 
 
 @commands.command("read")
@@ -299,7 +267,3 @@ def remove_command() -> None:
     from workup import kernels
 
     click.echo(f"Removed: {', '.join(kernels.remove()) or 'none was installed'}.")
-
-
-def _path(path: Path) -> str:
-    return os.path.relpath(path) if Path.cwd() in path.parents else str(path)

@@ -179,7 +179,7 @@ class Trace:
         """The inverse of :meth:`to_bytes`; NaN and inf come back as they were."""
         import pyarrow.parquet as pq
 
-        table = pq.read_table(io.BytesIO(data))
+        table = pq.ParquetFile(io.BytesIO(data)).read()
         header = json.loads(table.schema.metadata[b"workup"])
         header["trial"] = Trial(**header["trial"])
         return cls(steps=table.to_pandas(), **header)

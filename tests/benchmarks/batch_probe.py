@@ -6,7 +6,8 @@
 
 Every probe may grow by the same number of bytes over what its process holds after one warm-up step
 (RLIMIT_DATA: allocations fail for real). The truth is bisected to 0.5%, each attempt in a fresh process.
-A peer that is not installed is left out.
+A peer that is not installed is left out. A prediction without running, from fake tensors and torch's memory
+tracker, stands beside them.
 
 Blocks from 128 KiB on are mapped one by one, in every child alike, so that memory grows with the size and
 there is one true limit. With ``glibc`` among the arguments the allocator is left as it is: it keeps freed
@@ -14,6 +15,7 @@ blocks under 32 MiB in its heap, where they fragment by tens of MiB, so that a s
 one does not; the truth is then no more than the first size that did not fit.
 """
 
+import copy
 import dataclasses
 import os
 import sys
@@ -138,6 +140,35 @@ def peer(name, reference, first, room, pipe):
         pipe.send(f"{type(error).__name__}: {error}"[:90])
 
 
+def foreseen(reference, room, most):
+    """The size at which the tensors of two steps, on a device that allocates nothing, take ``room`` at their peak."""
+    from torch.distributed._tools.mem_tracker import MemTracker
+    from torch.utils._pytree import tree_map_only
+
+    workload = load(reference)
+    first = next(iter(DataLoader(workload.train_data, 1)))
+    held = workload.build_model().to("meta")
+
+    def peak(size):
+        with MemTracker() as tracker:
+            model = copy.deepcopy(held)
+            optimizer = workload.optimizer(model.parameters(), workload.lr)
+            tracker.track_external(model, optimizer)
+            batch = tree_map_only(torch.Tensor, lambda t: t.new_empty((size, *t.shape[1:]), device="meta"), first)
+            for _ in range(2):
+                tracker.reset_mod_stats()
+                workload.loss(model, batch).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return sum(found["Total"] for found in tracker.get_tracker_snapshot("peak").values())
+
+    low, high, least = 1, most + 1, peak(1)  # the room is what is left beyond a step of one example
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if peak(middle) - least <= room else (low, middle)
+    return low
+
+
 def in_child(function, *args):
     spawn = get_context("spawn")
     ours, theirs = spawn.Pipe()
@@ -175,6 +206,14 @@ def compare(name):
     again = sum(fresh(reference, limit)(ours).fits for _ in range(3))
     holds = f"  holds in {again} of 3 new processes"
     print(f"  {'Workup':38}{ours:>7}  {ours / truth - 1:+7.1%}  {len(tried):3} attempts{holds}", flush=True)
+    try:
+        fake = foreseen(reference, room, most)
+        print(
+            f"  {'predicted on fake tensors':38}{fake:>7}  {fake / truth - 1:+7.1%}    0 attempts  never tried",
+            flush=True,
+        )
+    except Exception as error:
+        print(f"  {'predicted on fake tensors':38}{type(error).__name__}: {error}"[:120], flush=True)
     for other in PEERS:
         result = in_child(peer, other, reference, first, room)
         if isinstance(result, tuple):

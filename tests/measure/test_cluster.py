@@ -96,8 +96,8 @@ def test_a_lost_worker_costs_its_trial_nothing_but_time(sweep):
     assert [(i, t.status, t.versions["executor"]) for i, t in sorted(found.items())] == [
         (i, "finished", "ray") for i in range(3)
     ]
-    why = "was lost (OutOfMemoryError: the node ran low on memory); it trains again"
-    assert notes == [f"the worker of trial 0 {why}", f"the worker of trial 1 {why}"]
+    why = "was lost (OutOfMemoryError: the node ran low on memory); it runs again"
+    assert notes == [f"the worker of task 0 {why}", f"the worker of task 1 {why}"]
 
 
 def test_a_trial_larger_than_every_workers_memory_fails_with_the_reason(sweep):
@@ -148,6 +148,12 @@ def test_a_node_killed_in_mid_sweep_costs_no_trial(two_nodes):
     for index, trace in execute(load(f"{HERE}:plain"), trials):
         assert found[index].trial == trace.trial
         np.testing.assert_allclose(found[index].steps.loss, trace.steps.loss, rtol=1e-5)
+
+
+def test_a_whole_workbook_takes_the_cores_of_a_node(two_nodes, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = cluster.workbooks(os.path.join, [("a", "b"), ("c", "d")], device="cpu", note=print)
+    assert sorted(found) == [(0, "a/b", ""), (1, "c/d", "")]
 
 
 def test_without_a_cluster_at_the_address_it_says_how_to_start_one(monkeypatch):

@@ -1,4 +1,4 @@
-"""Trials on a Ray cluster that is already there: SLURM, Kubernetes or ``ray start`` began it, we only connect.
+"""Trials, or whole workbooks, on a Ray cluster that is there: SLURM, Kubernetes or ``ray start`` began it, we connect.
 
 Every node needs this package and, for a workload given by reference, the same files at the same place. Finished
 traces come back one by one, so what was kept of them stays where the driver dies; what was under way trains again.
@@ -8,7 +8,7 @@ import functools
 import os
 import pickle
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -41,24 +41,47 @@ def run(recipe: Any, trials: Sequence[Trial], *, device: str, note: Callable[[st
     """
     ray = _connected()
     gpus = _gpus(ray, device)
-    place = ("cuda:0" if gpus else device), str(project_root()), recipe
     task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_task)
-    running, again = {task.remote(*place, trial): index for index, trial in enumerate(trials)}, Counter[int]()
+    calls = [("cuda:0" if gpus else device, str(project_root()), recipe, trial) for trial in trials]
+    for index, trace, why in _spread(ray, task, calls, note):
+        yield index, failed(trials[index], why, device) if trace is None else trace
+
+
+def workbooks(
+    function: Callable, calls: Sequence[tuple], *, device: str, note: Callable[[str], Any]
+) -> Iterator[tuple]:
+    """Call ``function`` with each of ``calls``, in the folder we are in: index, answer (None where lost), why.
+
+    A workbook times its machine, so on a CPU it takes all cores of a node, and otherwise its share of a GPU.
+
+    Raises:
+        ParameterError: as :func:`run`.
+    """
+    ray = _connected()
+    cores = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+    gpus = _gpus(ray, device)
+    task = ray.remote(num_cpus=1 if gpus else min(filter(None, cores), default=1), num_gpus=gpus, max_retries=0)(_inside)
+    yield from _spread(ray, task, [(os.getcwd(), function, *call) for call in calls], note)
+
+
+def _spread(ray: Any, task: Any, calls: Sequence[tuple], note: Callable[[str], Any]) -> Iterator[tuple[int, Any, str]]:
+    """Each call's index and answer as it ends; None and why where its worker or node was lost too often."""
+    running, again = {task.remote(*call): index for index, call in enumerate(calls)}, Counter[int]()
     lost = tuple(getattr(ray.exceptions, name) for name in LOST)
     try:
         while running:
             ref = ray.wait(list(running))[0][0]
             index = running.pop(ref)
             try:
-                yield index, ray.get(ref)
+                yield index, ray.get(ref), ""
             except lost as error:
                 why = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
                 again[index] += 1
                 if again[index] > RETRIES:
-                    yield index, failed(trials[index], f"its worker was lost {again[index]} times ({why})", device)
+                    yield index, None, f"its worker was lost {again[index]} times ({why})"
                 else:
-                    note(f"the worker of trial {index} was lost ({why}); it trains again")
-                    running[task.remote(*place, trials[index])] = index
+                    note(f"the worker of task {index} was lost ({why}); it runs again")
+                    running[task.remote(*calls[index])] = index
     finally:
         for ref in running:
             ray.cancel(ref, force=True)
@@ -115,6 +138,11 @@ def _task(device: str, root: str, recipe: Any, trial: Trial) -> Trace:
     if device == "cpu":
         torch.set_num_threads(1)
     return marked(train(_workload(recipe), trial, device=device), "ray")
+
+
+def _inside(root: str, function: Callable, *call: Any) -> Any:
+    os.chdir(root)
+    return function(*call)
 
 
 @functools.lru_cache(maxsize=1)
