@@ -1,6 +1,6 @@
 """What does a rate chosen from the start of a sweep cost by its end?
 
-    python tests/benchmarks/regret.py FOLDER
+    python tests/benchmarks/regret.py FOLDER [--every 2 --after 1]
 
 FOLDER holds real sweeps at constant learning rates as runs.parquet, first_steps.parquet and
 whole_run.parquet (run, step, loss or loss_median; cut from the DeepOBS baselines, see
@@ -8,6 +8,7 @@ tests/data/README.md). From the first tenth of each sweep's run, and from its fi
 a rate is chosen; regret = (its final training loss - the sweep's best) / (initial loss - best).
 The carry's constants stem from these sweeps: "workup" in the table is a fit. "unseen" is the test:
 for the sweeps of each data set, constants chosen by the same figures on the other data sets alone.
+With --every 2 a sweep has only each second of its rates, from the first or, with --after 1, the second on.
 """
 
 import argparse
@@ -20,12 +21,15 @@ import pandas as pd
 from workup.judge import learning_rate
 
 
-def sweeps(folder: Path) -> Iterator[tuple[str, pd.DataFrame, dict[str, pd.DataFrame], int]]:
+def sweeps(
+    folder: Path, every: int = 1, after: int = 0
+) -> Iterator[tuple[str, pd.DataFrame, dict[str, pd.DataFrame], int]]:
     """(name, runs by lr, {horizon: trials with curves}, steps of the whole run) of each sweep."""
     runs = pd.read_parquet(folder / "runs.parquet")
     first = dict(list(pd.read_parquet(folder / "first_steps.parquet").groupby("run")))
     whole = dict(list(pd.read_parquet(folder / "whole_run.parquet").groupby("run")))
     for (problem, optimizer), group in runs[runs.seed == 42].groupby(["problem", "optimizer"]):
+        group = group.sort_values("lr").iloc[after::every]
         steps = int(group.steps_logged.iloc[0])
         early = [first[r].loss.to_numpy(float) for r in group.run]
         tenth = [whole[r].loss_median[whole[r].step < 0.1 * steps].to_numpy(float) for r in group.run]
@@ -75,8 +79,11 @@ def cost(found: pd.DataFrame) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--after", type=int, default=0)
+    given = parser.parse_args()
     rows, tried = [], []
-    for name, runs, tables, steps in sweeps(parser.parse_args().folder):
+    for name, runs, tables, steps in sweeps(given.folder, given.every, given.after):
         for horizon, trials in tables.items():
             span = min(2000, steps) if horizon != "10%" else steps // 10
             told = {"sweep": name, "horizon": horizon, "best": runs.final_train.idxmin()}
