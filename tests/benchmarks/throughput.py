@@ -7,7 +7,7 @@ truth is measured after each round of a sweep, since a machine's mood changes wi
 compared is then the sweep's few rounds with many, and not one minute with another. The truth is the
 definition read off the medians of its thirty rounds: the smallest size that no larger one outruns by more
 than a tenth; the shares that the sizes reach are printed too, since near the mark a hair decides. The data is
-taken several times over, for sizes at which even a small network saturates. About two minutes a workload
+taken several times over, for sizes at which even a small network saturates. Two to five minutes a workload
 on an idle machine.
 """
 
@@ -24,8 +24,8 @@ from workup.measure.train import train
 
 SIZES = {
     "digits-mlp": [2**k for k in range(3, 13)],
-    "digits-resnet": [2**k for k in range(8)],
-    "text-transformer": [2**k for k in range(6)],
+    "digits-resnet": [2**k for k in range(2, 10)],
+    "text-transformer": [2**k for k in range(8)],
 }
 SECONDS, SWEEPS, ROUNDS = 0.1, 10, 3
 
