@@ -1,8 +1,8 @@
 """What one batch size needs: real steps under a real limit, and the peak they reached.
 
 A probe never asks the machine for its last byte: on a CPU the child's data segment is limited
-to what the process may use (RLIMIT_DATA), so that a step too large fails in the allocator, as
-on a GPU, and not by the system killing processes.
+to little more than the process may use (RLIMIT_DATA), so that a step too large fails in the allocator,
+as on a GPU, and not by the system killing processes; what it held at its highest then decides.
 """
 
 import contextlib
@@ -26,6 +26,8 @@ from workup.workload import Workload
 
 #: Part of the free memory that is left alone when nobody says what the limit is.
 MARGIN = 0.1
+#: Bytes a thread that libraries map for their buffers and hardly touch: the data segment counts them, memory does not.
+UNTOUCHED = 16 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +216,7 @@ def _status_bytes(name: str) -> int | None:
 
 @contextlib.contextmanager
 def _limited(limit_bytes: int, device: str) -> Iterator[None]:
-    """Hold this process to ``limit_bytes``, for real: an allocation past it fails."""
+    """Hold this process to ``limit_bytes``, for real: an allocation past it (on a CPU, hardly past it) fails."""
     if device.startswith("cuda"):
         total = torch.cuda.mem_get_info(device)[1]
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
@@ -228,7 +230,7 @@ def _limited(limit_bytes: int, device: str) -> Iterator[None]:
     if held is None or resident is None:  # not Linux: the peak is compared with the limit afterwards
         yield
         return
-    room = held + max(0, limit_bytes - resident)
+    room = held + max(0, limit_bytes - resident) + UNTOUCHED * torch.get_num_threads()
     resource.setrlimit(resource.RLIMIT_DATA, (room if hard == resource.RLIM_INFINITY else min(room, hard), hard))
     try:
         yield
