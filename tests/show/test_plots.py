@@ -224,18 +224,19 @@ def test_throughput_shows_speeds_step_times_and_the_size_that_did_not_fit():
     assert ax.get_title(loc="left") == "It saturates."
     assert points(ax, "o")[0].get_ydata().tolist() == [4000.0, 7900.0, 12000.0]
     assert points(ax, "X")[0].get_xdata() == [64]
-    assert {"2 ms", "2.7 ms", "saturates"} <= set(texts(ax))
+    assert {"2 ms a step", "2.7 ms", "saturates"} <= set(texts(ax))
     guide = next(line for line in ax.lines if line.get_linestyle() == ":")
     assert guide.get_ydata()[1] / guide.get_ydata()[0] == pytest.approx(guide.get_xdata()[1] / guide.get_xdata()[0])
     assert [label.get_text() for label in ax.get_xticklabels()] == ["8", "16", "32", "64"]
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("batch size (examples)", "throughput (examples per second)")
 
 
-def test_schedules_are_drawn_as_given_and_named_at_their_ends():
+def test_schedules_are_drawn_as_given_from_zero_and_named_in_a_legend():
     rates = Trial(lr=1.0, steps=100, batch_size=8, warmup_steps=10).learning_rates()
     ax = plots.schedules({"no warmup": np.full(100, 0.1), "10 steps": rates})
     assert ax.lines[1].get_ydata().tolist() == rates.tolist()
-    assert set(texts(ax)) == {"no warmup", "10 steps"}
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["no warmup", "10 steps"]
+    assert ax.get_ylim()[0] == 0
 
 
 def test_the_warmup_grid_writes_medians_crosses_any_failure_and_stars_the_choice():
@@ -254,6 +255,9 @@ def test_the_warmup_grid_writes_medians_crosses_any_failure_and_stars_the_choice
     assert points(ax, "*")[0].get_xdata()[0] == 2.5
     assert [label.get_text() for label in ax.get_xticklabels()] == ["0", "10", "50"]
     assert ax.get_ylabel() == "peak learning rate"
+    kept = Finding(name="warmup_steps", value=0, rule="D4", summary="None.", evidence={"baseline_lr": 0.1})
+    (star,) = points(plots.warmup_grid(table, finding=kept), "*")
+    assert (star.get_xdata()[0], int(star.get_ydata()[0])) == (0.5, 0)  # the rate kept, without warmup
 
 
 def test_compare_draws_mean_and_range_and_gives_each_groups_best_checkpoints():
@@ -283,7 +287,7 @@ def test_time_to_target_is_relative_to_the_smallest_size_and_names_both_ends():
     assert seconds.get_ydata().tolist() == [1.0, 0.6, 1.2]
     ends = {"1,000 steps →\n400 steps", "10 s of time →\n12 s of time"}
     assert {*ends, "perfect scaling", "critical batch size"} <= set(texts(ax))
-    assert ax.get_ylabel() == "relative to batch size 16"
+    assert ax.get_ylabel() == "steps and time, relative to batch size 16"
 
 
 def test_each_name_has_a_row_in_the_tables_order_with_its_median():
@@ -315,6 +319,40 @@ def test_labels_at_the_right_stand_apart_and_in_order():
     heights = [text.xyann[1] for text in ax.texts]
     assert [text.get_text() for text in ax.texts] == ["a", "b", "c", "d"]
     assert min(np.diff(heights)) >= 0.061
+
+
+def test_labels_of_what_leaves_through_the_top_stay_beside_the_axis():
+    _, ax = plt.subplots()
+    style.label_ends(ax, [(99.0, "a", "k"), (98.0, "b", "k"), (97.0, "c", "k")])
+    heights = [text.xyann[1] for text in ax.texts]
+    assert max(heights) == pytest.approx(1.0)
+    assert min(np.diff(heights)) >= 0.06
+
+
+@given(st.floats(-9, 6), st.floats(0.05, 30))
+@settings(max_examples=200, deadline=None)
+def test_a_log_axis_of_any_span_has_three_to_nine_ticks_told_apart(exponent, decades):
+    low, high = 10**exponent, 10 ** (exponent + decades)
+    ticks = [tick for tick in style.ticks(low, high) if low <= tick <= high]
+    assert 3 <= len(ticks) <= 9
+    labels = [style.number(tick) for tick in ticks]
+    assert len(set(labels)) == len(labels)
+    assert np.diff(np.log10(ticks)).min() >= 0.1 * decades  # a label has room beside the next
+
+
+def test_the_axes_of_a_sweep_and_of_norms_within_a_decade_are_labelled():
+    trials = sweep([0.9, 0.5, 0.3]).assign(lr=[0.03, 0.06, 0.1])
+    norm = np.geomspace(1.3, 14, 100)
+    axes = [(plots.axis_plot(trials).xaxis, 0.02, 0.15), (plots.norm_histogram(trace(norm, norm=norm)).xaxis, 1.2, 15)]
+    axes.append((plots.grad_norms(trace(norm, norm=norm)).yaxis, 1.3, 14))
+    for axis, low, high in axes:
+        shown = [text.get_text() for text in axis.get_ticklabels() if low <= axis_value(axis, text) <= high]
+        assert len(shown) >= 3
+        assert all(shown)
+
+
+def axis_value(axis, text):
+    return text.get_position()[0 if axis.axis_name == "x" else 1]
 
 
 def test_no_more_curves_are_named_than_can_be_read():

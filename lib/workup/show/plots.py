@@ -4,6 +4,7 @@ Where a Finding is given, the title states it. Infeasible trials are crosses at 
 axis, the best is a star, what is statistically as good is shaded green, what is unstable red.
 """
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
@@ -32,8 +33,8 @@ def axis_plot(
     fine = trials[~failed]
     middle = fine.groupby("lr")["final"].median()
     style.scale(ax.yaxis, fine["final"])
-    style.scale(ax.xaxis, trials["lr"], least=1.0)
     ax.set_xlim(trials["lr"].min() / 1.5, trials["lr"].max() * 1.5)
+    style.scale(ax.xaxis, ax.get_xlim())
     if best and best.interval:
         style.band(ax, *best.interval, style.GREEN, "as good")
     if edge := _value(unstable):
@@ -164,7 +165,8 @@ def throughput(table: pd.DataFrame, *, saturation: Finding | None = None, ax: Ax
         ax.fill_between(size, fine["low"], fine["high"], color=style.BLUE, alpha=0.18, linewidth=0)
         ax.plot(size, speed, "o-", color=style.BLUE, linewidth=1.6, **style.DOT)
         for x, y, seconds in zip(size, speed, fine["step_seconds"], strict=True):
-            style.note(ax, x * 1.06, y / 1.03, style.duration(seconds), style.BLUE, va="top")
+            unit = " a step" if x == size[0] else ""
+            style.note(ax, x * 1.06, y / 1.03, style.duration(seconds) + unit, style.BLUE, va="top")
     style.crosses(ax, table.loc[~fits, "batch_size"])
     if saturation is not None and saturation.told:
         _shade(ax, saturation, "saturates")
@@ -174,12 +176,12 @@ def throughput(table: pd.DataFrame, *, saturation: Finding | None = None, ax: Ax
 
 def schedules(rates: Mapping[str, Sequence[float]], *, ax: Axes | None = None) -> Axes:
     """Learning rate at every step, one line a schedule, linear (playbook: D2, D3, D5)."""
-    ax, ends = style.axes(ax), []
+    ax = style.axes(ax)
     for (name, values), colour in zip(rates.items(), cycle(style.CATEGORIES), strict=False):
-        ax.plot(np.arange(len(values)), values, color=colour, linewidth=1.8)
-        ends.append((float(values[-1]), name, colour))
+        ax.plot(values, color=colour, linewidth=1.8, label=name)
     ax.margins(x=0.01)
-    style.label_ends(ax, ends)
+    ax.set_ylim(0)
+    ax.legend(frameon=False, fontsize=style.SMALL)
     return style.dress(ax, "Learning-rate schedules", "step", "learning rate")
 
 
@@ -188,32 +190,22 @@ def warmup_grid(trials: pd.DataFrame, *, finding: Finding | None = None, ax: Axe
 
     Args:
         trials: columns warmup_steps, lr, final, status; over seeds the median, a cross where any failed.
-        finding: ``warmup_steps``, its evidence with peak_lr.
+        finding: ``warmup_steps``, its evidence with peak_lr, or with baseline_lr where no peak is worth it.
     """
     import seaborn  # slow to import, and needed here alone
 
     ax = style.axes(ax)
     cells = trials.assign(final=trials["final"].where(_finished(trials))).groupby(["lr", "warmup_steps"])["final"]
     grid = cells.agg(lambda finals: finals.median(skipna=False)).unstack()
-    values, tried = grid.to_numpy(float), cells.size().unstack().notna().to_numpy()
-    fine = np.isfinite(values)
-    seaborn.heatmap(
-        np.log(values, where=fine, out=values.copy()) if (values[fine] > 0).all() else values,
-        mask=~fine,
-        annot=grid.astype(float).map(style.number),
-        fmt="",
-        annot_kws={"fontsize": style.TEXT},
-        cmap="cividis",
-        cbar=False,
-        xticklabels=[f"{int(steps):,}" for steps in grid.columns],
-        yticklabels=[style.number(lr) for lr in grid.index],
-        ax=ax,
-    )
+    shown = grid.rename(index=style.number, columns=lambda steps: f"{steps:,.0f}").astype(float)
+    shade = shown if (shown <= 0).any(axis=None) else np.log(shown)
+    seaborn.heatmap(shade, annot=shown.map(style.number), fmt="", cmap="cividis", cbar=False, ax=ax)
     ax.invert_yaxis()
     ax.tick_params(axis="y", labelrotation=0)
-    for row, column in np.argwhere(tried & ~fine):
+    for row, column in np.argwhere(cells.size().unstack().notna() & grid.isna()):
         ax.plot(column + 0.5, row + 0.5, "X", color=style.VERMILLION, markersize=10, markeredgecolor="white")
-    if finding and finding.value in grid.columns and (peak := _value(finding.evidence.get("peak_lr"))):
+    told = finding.evidence if finding and finding.value in grid.columns else {}
+    if finding and (peak := _value(told.get("peak_lr") or told.get("baseline_lr"))):
         row = int(np.abs(np.log(grid.index / peak)).argmin())
         style.star(ax, list(grid.columns).index(finding.value) + 0.5, row + 0.78)
     title = _title(finding, "Final loss by warmup length and peak rate")
@@ -275,7 +267,8 @@ def time_to_target(table: pd.DataFrame, *, critical: Finding | None = None, ax: 
     style.label_ends(ax, ends, gap=0.11)
     _shade(ax, critical, "critical batch size")
     title = _title(critical, "What it takes to reach the same loss")
-    return style.dress(ax, title, "batch size (examples)", f"relative to batch size {style.number(size[0])}")
+    what = f"steps and time, relative to batch size {style.number(size[0])}"
+    return style.dress(ax, title, "batch size (examples)", what)
 
 
 def durations(
@@ -299,7 +292,7 @@ def durations(
             ax.plot(taken * 1000, [row] * len(taken), "o", color=style.SKY, **style.DOT)
         ax.plot([middle * 1000], [row], "|", color=style.BLUE, markersize=18, markeredgewidth=2.5)
         style.note(ax, middle * 1000, row - 0.42, style.duration(middle), style.BLUE, ha="center", va="center")
-    ax.set_yticks(range(len(order)), order)
+    ax.set_yticks(range(len(order)), [textwrap.fill(name, 20) for name in order])
     ax.set_ylim(len(order) - 0.4, -0.75)
     ax.margins(x=0.08)
     if ax.get_xscale() == "linear":

@@ -1,6 +1,7 @@
 """What every figure shares: size, colours, scales, and names that stand beside what they name."""
 
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -27,7 +28,8 @@ def axes(ax: Axes | None) -> Axes:
 
 def dress(ax: Axes, title: str, x: str, y: str) -> Axes:
     """Title at the left, axes named with their units, no box, a faint grid behind the data."""
-    lines = textwrap.wrap(title, 62, max_lines=3, placeholder=" …")
+    together = re.sub(r"(?<=\d) (?=m?s\b)|(?<=×) ", "\N{NO-BREAK SPACE}", title)
+    lines = textwrap.wrap(together, 62, max_lines=3, placeholder=" …")
     ax.set_title("\n".join(lines), loc="left", fontsize=11.5, fontweight="bold", pad=10)
     ax.set_xlabel(x, fontsize=TEXT)
     ax.set_ylabel(y, fontsize=TEXT)
@@ -49,12 +51,27 @@ def scale(axis: Any, values: Iterable[float], *, least: float = 2.0) -> bool:
     if not finite.size or finite.min() <= 0 or finite.max() < least * finite.min():
         return False
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    decades = math.log10(finite.max() / finite.min())
-    subs = (1.0, 2.0, 5.0) if decades < 2.2 else (1.0, 3.0) if decades < 3.5 else (1.0,)
-    axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=12))
+    axis.set_major_locator(ticker.FixedLocator(ticks(finite.min(), finite.max())))
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: number(value)))
     axis.set_minor_formatter(ticker.NullFormatter())
     return True
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers for a log axis: three or more of them from ``low`` to ``high``, at most nine, others outside.
+
+    >>> [number(tick) for tick in ticks(0.02, 0.6) if 0.02 <= tick <= 0.6]
+    ['0.02', '0.05', '0.1', '0.2', '0.5']
+    """
+    if high < 1.05 * low:  # so close that three digits would not tell them apart
+        low, high = low / 1.3, high * 1.3
+    decades = np.arange(max(math.floor(math.log10(low)) - 1, -307), min(math.ceil(math.log10(high)) + 1, 307))
+    choices = [((1,), every, 4) for every in (50, 20, 10, 5, 3, 2, 1)]
+    for digits, every, least in (*choices, ((1, 3), 1, 4), ((1, 2, 5), 1, 3), ((1, 1.5, 2, 3, 5, 7), 1, 3)):
+        marks = np.outer(10.0 ** decades[decades % every == 0], digits).ravel()
+        if np.count_nonzero((low <= marks) & (marks <= high)) >= least:
+            return list(marks)
+    return list(ticker.MaxNLocator(5).tick_values(low, high))
 
 
 def sizes(ax: Axes, batch_sizes: Iterable[float]) -> None:
@@ -123,6 +140,7 @@ def label_ends(ax: Axes, ends: Sequence[tuple[float, str, Any]], *, gap: float =
         push = np.maximum(gap - np.diff(heights), 0.0) / 2
         heights[:-1] -= push
         heights[1:] += push
+        heights = np.clip(heights, 0.0, 1.0)
     for (target, name, colour), height in zip(rows, heights, strict=True):
         leader = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 0}
         ax.annotate(name, (1.0, target), (1.025, height), xycoords="axes fraction", textcoords="axes fraction",
