@@ -2,10 +2,11 @@
 
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from workup.finding import Finding
-from workup.show.cards import COLOURS, UNTOLD, answer, cards, recommendations, recommended
+from workup.show.cards import COLOURS, UNTOLD, answer, cards, recommendations, recommended, table
 from workup.study import Study
 
 BEST = Finding(
@@ -35,6 +36,34 @@ def test_long_evidence_is_cut_and_its_length_told():
     page = cards(BEST)._repr_html_()
     assert "(500 in all)" in page
     assert "499" not in page
+
+
+def test_evidence_is_named_in_plain_words_in_a_unit_one_reads_and_what_is_empty_is_left_out():
+    evidence = {"margin": 0.25, "peak_bytes": 3 * 2**30, "stalled": [], "grid_end": None, "gain": 1.5}
+    page = cards(Finding(name="x", value=1, rule="r", summary="s", evidence=evidence))._repr_html_()
+    folded = page[page.index("<details") : page.index("</details>")]
+    assert [
+        text for text in ("share of the memory limit left free", "3 GiB", "gain", "1.5") if text not in folded
+    ] == []
+    assert [text for text in ("margin<", "stuck", "grid", "none") if text in folded] == []
+
+
+def test_a_table_has_words_at_the_left_numbers_at_the_right_and_no_index_unless_it_is_named():
+    frame = pd.DataFrame({"lr": [0.0316228, 1e-6], "status": ["finished", "out_of_memory"], "final": [2.31923, None]})
+    page = table(frame)._repr_html_()
+    sides = {text: page.split(f">{text}<")[0].rsplit("text-align:", 1)[1][:4] for text in ("lr", "status", "0.03162")}
+    assert sides == {"lr": "righ", "status": "left", "0.03162": "righ"}
+    assert repr(table(frame)).split() == [
+        *("lr", "status", "final", "-------", "-------------", "-----"),
+        *("0.03162", "finished", "2.319", "1e-06", "out_of_memory"),
+    ]
+    assert repr(table(frame.set_index(frame["status"].rename("how")))).startswith("how ")
+
+
+def test_every_text_of_a_table_is_escaped_and_kept_as_it_is():
+    page = table(pd.DataFrame({"<b>": ["a_file.py <script>"]}))._repr_html_()
+    assert "a_file.py &lt;script&gt;" in page
+    assert "&lt;b&gt;" in page
 
 
 def test_what_cannot_be_told_says_what_would_settle_it_and_claims_no_confidence():

@@ -1,10 +1,11 @@
-"""Findings as cards in a notebook, as text in a terminal, and as the short table of recommendations."""
+"""Findings as cards in a notebook, as text in a terminal, and as the short table of recommendations; tables to read."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jinja2
+import pandas as pd
 
 from workup.finding import Finding
 from workup.study import Study
@@ -31,19 +32,35 @@ ANSWERS = {
     "warmup_steps": ("warmup_steps",),
     "clip_norm": ("clip_norm",),
 }
+#: What a name in the evidence does not say by itself.
+EVIDENCE = {
+    "margin": "share of the memory limit left free",
+    "carried": "carried to the whole run",
+    "stalled": "rates stuck on a plateau",
+    "still": "share of the steps without progress",
+    "feasible": "rates that train",
+    "infeasible": "rates that do not train",
+    "extend": "rates to try next",
+    "region": "rates as good",
+}
 # Inline styles: a style sheet in an output would be dropped by an untrusted notebook.
 CARD = """<div class="card" style="border:1px solid rgba(128,128,128,.45);border-left:6px solid {{ back }};
 border-radius:6px;padding:10px 16px;margin:10px 0;max-width:46em;line-height:1.45">
-<div style="font-size:.9em">{{ title }}<span
- style="float:right;background:{{ back }};color:{{ ink }};border-radius:9px;padding:1px 10px">{{ sure }}</span></div>
+<div style="font-size:.9em;display:flex;justify-content:space-between;align-items:start;gap:1em">{{ title }}
+<span style="white-space:nowrap;background:{{ back }};color:{{ ink }};border-radius:9px;padding:1px 10px"
+>{{ sure }}</span></div>
 <div style="font-size:1.5em;font-weight:600;margin:2px 0 4px">{{ answer }}</div>
 <div>{{ finding.summary }} <span style="opacity:.7">({{ finding.rule }})</span></div>
 {% for line in more %}<div style="margin-top:4px">{{ line }}</div>{% endfor %}
-{% if finding.evidence %}<details style="margin-top:6px"><summary style="cursor:pointer">evidence</summary>
-<table style="font-size:.9em;margin:0;color:inherit">{% for name, value in finding.evidence.items() %}
-<tr><td style="text-align:left;vertical-align:top">{{ name.replace("_", " ") }}</td>
-<td style="text-align:left;white-space:normal;overflow-wrap:anywhere">{{ short(value) }}</td></tr>{% endfor %}
+{% if evidence %}<details style="margin-top:6px"><summary style="cursor:pointer">evidence</summary>
+<table style="font-size:.9em;margin:0;color:inherit">{% for name, value in evidence.items() %}
+<tr><td style="text-align:left;vertical-align:top">{{ name }}</td>
+<td style="text-align:left;white-space:normal;overflow-wrap:anywhere">{{ value }}</td></tr>{% endfor %}
 </table></details>{% endif %}</div>"""
+
+TABLE = """<table style="margin:0 0 1em">{% for row in rows %}<tr>{% set tag = "th" if loop.first else "td" %}
+{% for cell in row %}<{{ tag }} style="text-align:{{ sides[loop.index0] }}">{{ cell }}</{{ tag }}>
+{% endfor %}</tr>{% endfor %}</table>"""
 
 
 def title(name: str) -> str:
@@ -90,19 +107,20 @@ def answer(finding: Finding) -> str:
 
 
 @dataclass(frozen=True)
-class Cards:
-    """Findings to look at: HTML in JupyterLab and in the report, text elsewhere."""
+class Shown:
+    """HTML in JupyterLab and in the report, text elsewhere."""
 
-    findings: tuple[Finding, ...]
+    html: str
+    text: str
 
     def _repr_html_(self) -> str:
-        return "".join(map(_html, self.findings)) or "<p>No finding yet.</p>"
+        return self.html
 
     def __repr__(self) -> str:
-        return "\n".join(map(_text, self.findings)) or "No finding yet."
+        return self.text
 
 
-def cards(findings: Finding | Iterable[Finding] | Mapping[str, Finding]) -> Cards:
+def cards(findings: Finding | Iterable[Finding] | Mapping[str, Finding]) -> Shown:
     """One card a finding: the answer, how sure, why, and what would make it wrong.
 
     Example:
@@ -110,9 +128,35 @@ def cards(findings: Finding | Iterable[Finding] | Mapping[str, Finding]) -> Card
         Best learning rate: 0.03 [medium confidence]
           0.03 trains best. (playbook: C1)
     """
-    if isinstance(findings, Finding):
-        return Cards((findings,))
-    return Cards(tuple(findings.values() if isinstance(findings, Mapping) else findings))
+    found = [findings] if isinstance(findings, Finding) else findings
+    found = list(found.values() if isinstance(found, Mapping) else found)
+    none = "No finding yet."
+    return Shown("".join(map(_html, found)) or f"<p>{none}</p>", "\n".join(map(_text, found)) or none)
+
+
+def table(frame: pd.DataFrame) -> Shown:
+    """A table to read: numbers at the right in four digits, words at the left, blank where nothing was measured.
+
+    Example:
+        >>> table(pd.DataFrame({"lr": [0.0316228, 0.1], "status": "finished", "final": [1234.5, float("nan")]}))
+        lr       status    final
+        -------  --------  -----
+        0.03162  finished  1,234
+        0.1      finished
+    """
+    frame = frame.reset_index() if frame.index.name else frame
+    body = [tuple(map(_cell, row)) for row in frame.astype(object).itertuples(index=False, name=None)]
+    rows = [tuple(map(str, frame.columns)), *body]
+    sides = ["right" if dtype.kind in "iuf" else "left" for dtype in frame.dtypes]
+    return Shown(jinja2.Template(TABLE, autoescape=True).render(rows=rows, sides=sides), columns(rows))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None or value != value:  # NaN
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) and abs(value) < 1000 else spell(value)
 
 
 def _more(finding: Finding) -> list[str]:
@@ -127,12 +171,16 @@ def _text(finding: Finding) -> str:
 
 def _html(finding: Finding) -> str:
     back, ink = COLOURS[finding.confidence] if finding.told else UNTOLD
-    words = {"title": title(finding.name), "sure": sure(finding), "answer": answer(finding), "more": _more(finding)}
+    told = {name: value for name, value in finding.evidence.items() if value is not None and value != []}
+    words: dict[str, Any] = {"title": title(finding.name), "sure": sure(finding), "answer": answer(finding)}
+    words["evidence"] = {EVIDENCE.get(name, name.replace("_", " ")): _short(name, told[name]) for name in told}
     card = jinja2.Template(CARD, autoescape=True)
-    return card.render(finding=finding, back=back, ink=ink, short=_short, **words)
+    return card.render(finding=finding, back=back, ink=ink, more=_more(finding), **words)
 
 
-def _short(value: Any, most: int = 300) -> str:
+def _short(name: str, value: Any, most: int = 300) -> str:
+    if name.endswith("_bytes") and isinstance(value, (int, float)):
+        return f"{value / 2**30:.3g} GiB"
     words = spell(value)
     return words if len(words) <= most else f"{words[:most]} … ({len(value)} in all)"
 
