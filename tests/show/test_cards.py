@@ -153,7 +153,7 @@ def test_a_peak_that_a_warmup_opened_does_not_carry_the_interval_of_another_rate
 
 
 def test_the_text_table_lines_its_columns_up():
-    header, rule, row = recommendations({"best_lr": BEST}).splitlines()
+    header, rule, row = str(recommendations({"best_lr": BEST})).splitlines()
     assert header.split("  ")[0] == "setting"
     assert header.index("from") == row.index("playbook")
     assert set(rule) == {"-", " "}

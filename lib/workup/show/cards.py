@@ -83,7 +83,7 @@ def spell(value: Any, unit: str = "") -> str:
     if isinstance(value, tuple) and len(value) == 2:
         words = f"{spell(value[0])} to {spell(value[1])}"
     elif isinstance(value, Mapping):
-        words = ", ".join(f"{key} {spell(item)}" for key, item in value.items())
+        words = ", ".join(f"{key} {spell(item)}" for key, item in value.items() if item is not None)
     elif isinstance(value, (list, tuple)):
         words = ("; " if any(isinstance(item, Mapping) for item in value) else ", ").join(map(spell, value))
     elif value is None or isinstance(value, bool):
@@ -154,7 +154,7 @@ def table(frame: pd.DataFrame) -> Shown:
 def _cell(value: Any) -> str:
     if isinstance(value, str):
         return value
-    if value is None or value != value:  # NaN
+    if value != value:  # NaN
         return ""
     return f"{value:.4g}" if isinstance(value, float) and abs(value) < 1000 else spell(value)
 
@@ -204,9 +204,10 @@ def recommended(findings: Study | Mapping[str, Finding]) -> list[tuple[str, ...]
     return rows + [_row(title(name), finding) for name, finding in rest.items()]
 
 
-def recommendations(findings: Study | Mapping[str, Finding]) -> str:
-    """:func:`recommended` as text for a terminal."""
-    return columns(recommended(findings))
+def recommendations(findings: Study | Mapping[str, Finding]) -> Shown:
+    """:func:`recommended` to look at."""
+    header, *rows = recommended(findings)
+    return table(pd.DataFrame(rows, columns=list(header)))
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:

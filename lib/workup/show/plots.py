@@ -92,7 +92,7 @@ def stability(trace: Trace, finding: Finding, *, ax: Axes | None = None) -> Axes
         style.band(ax, event["begin"], max(end, event["begin"] + 1), style.VERMILLION, name)
     style.crosses(ax, [last] * (trace.status != "finished"))
     what = "evaluation" if column == "eval_loss" else "training"
-    return style.dress(ax, finding.summary, "step", f"{what} loss, learning rate {style.number(trace.trial.lr)}")
+    return style.dress(ax, finding.summary, "step", f"{what} loss at learning rate {style.number(trace.trial.lr)}")
 
 
 def grad_norms(trace: Trace, threshold: Finding | None = None, *, ax: Axes | None = None) -> Axes:
@@ -111,7 +111,7 @@ def grad_norms(trace: Trace, threshold: Finding | None = None, *, ax: Axes | Non
     if line:
         ax.axhline(line, color=style.VERMILLION, linewidth=1.2, linestyle="--")
         style.label_ends(ax, [(line, _clips(norm, line).replace(": ", "\n"), style.VERMILLION)])
-    return style.dress(ax, _title(threshold, "Gradient norm by step"), "step", "gradient norm (L2, unclipped)")
+    return style.dress(ax, "Gradient norm by step", "step", "gradient norm (L2, unclipped)")
 
 
 def norm_histogram(trace: Trace, threshold: Finding | None = None, *, ax: Axes | None = None) -> Axes:
@@ -177,8 +177,9 @@ def throughput(table: pd.DataFrame, *, saturation: Finding | None = None, ax: Ax
 def schedules(rates: Mapping[str, Sequence[float]], *, ax: Axes | None = None) -> Axes:
     """Learning rate at every step, one line a schedule, linear (playbook: D2, D3, D5)."""
     ax = style.axes(ax)
-    for (name, values), colour in zip(rates.items(), cycle(style.CATEGORIES), strict=False):
-        ax.plot(values, color=colour, linewidth=1.8, label=name)
+    looks = zip(rates.items(), cycle(style.CATEGORIES), cycle(("-", "--", ":")), strict=False)
+    for (name, values), colour, dashes in looks:  # one may lie on another
+        ax.plot(values, dashes, color=colour, linewidth=2, label=name)
     ax.margins(x=0.01)
     ax.set_ylim(0)
     ax.legend(frameon=False, fontsize=style.SMALL)

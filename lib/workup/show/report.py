@@ -1,4 +1,4 @@
-"""One self-contained page of a study for a colleague: what was asked, what was found, how sure, what to paste.
+"""One self-contained page of a study for a colleague: what to paste, what was found, how sure, and what was seen.
 
 What the page looks like stands in ``report.html`` beside this file.
 """
