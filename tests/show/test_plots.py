@@ -132,6 +132,7 @@ def test_loss_curves_by_name_keep_the_order_and_take_apart_colours():
     ax = plots.loss_curves({"warmup": trace([2.0, 1.0]), "clipping": trace([2.0, 1.5])}, title="Warmup helps more.")
     colours = [to_hex(line.get_color()).upper() for line in ax.lines]
     assert list(dict.fromkeys(colours)) == [style.BLUE, style.VERMILLION]
+    assert [line.get_linestyle() for line in ax.lines if line.get_linewidth() > 1] == ["-", "--"]  # apart in grey too
     assert set(texts(ax)) == {"warmup", "clipping"}
     assert ax.get_title(loc="left") == "Warmup helps more."
 

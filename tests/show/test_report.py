@@ -69,7 +69,7 @@ def test_an_empty_study_says_what_is_missing(study):
 
 def test_a_full_report_asks_finds_prescribes_draws_and_can_be_repeated(study):
     cells = [
-        new_markdown_cell("# Which learning rate?\n\nWe sweep it."),
+        new_markdown_cell("# Which learning rate?\n\nWe sweep it.\n\n| a | b |\n|---|---|\n| 1 | table |"),
         new_markdown_cell("Crosses **failed**."),
         new_code_cell("secret_code()", outputs=[figure()]),
     ]
@@ -81,6 +81,7 @@ def test_a_full_report_asks_finds_prescribes_draws_and_can_be_repeated(study):
     for said in (
         "Which learning rate?",
         "We sweep it.",
+        "<td>table</td>",
         "Crosses <strong>failed</strong>.",
         "0.03 trains &lt;best&gt;.",
     ):

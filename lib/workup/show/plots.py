@@ -56,11 +56,11 @@ def loss_curves(traces: Sequence[Trace] | Mapping[str, Trace], *, title: str = "
     """
     ax = style.axes(ax)
     named = dict(traces) if isinstance(traces, Mapping) else _by_rate(traces)
-    colours = style.CATEGORIES if isinstance(traces, Mapping) else style.ramp(len(named))
+    looks = style.LOOKS if isinstance(traces, Mapping) else [(colour, "-") for colour in style.ramp(len(named))]
     curves = [_series(trace, "loss") for trace in named.values()]
     top, ends = _loss_axis(ax, curves), []
-    for (name, trace), curve, colour in zip(named.items(), curves, cycle(colours), strict=False):
-        end, mark = _curve(ax, *curve, colour, top), ""
+    for (name, trace), curve, (colour, dashes) in zip(named.items(), curves, cycle(looks), strict=False):
+        end, mark = _curve(ax, *curve, colour, top, dashes), ""
         if trace.status != "finished":
             last = int(trace.steps["step"].max()) if len(trace.steps) else 0
             ax.plot([last], [end], "X", color=colour, markersize=8, markeredgecolor="white", zorder=5)
@@ -177,8 +177,7 @@ def throughput(table: pd.DataFrame, *, saturation: Finding | None = None, ax: Ax
 def schedules(rates: Mapping[str, Sequence[float]], *, ax: Axes | None = None) -> Axes:
     """Learning rate at every step, one line a schedule, linear (playbook: D2, D3, D5)."""
     ax = style.axes(ax)
-    looks = zip(rates.items(), cycle(style.CATEGORIES), cycle(("-", "--", ":")), strict=False)
-    for (name, values), colour, dashes in looks:  # one may lie on another
+    for (name, values), (colour, dashes) in zip(rates.items(), cycle(style.LOOKS), strict=False):
         ax.plot(values, dashes, color=colour, linewidth=2, label=name)
     ax.margins(x=0.01)
     ax.set_ylim(0)
@@ -224,7 +223,7 @@ def compare(groups: Mapping[str, Sequence[Trace]], *, finding: Finding | None = 
     evaluated = any(trace.steps["eval_loss"].notna().any() for trace in every)
     column, smooth = ("eval_loss", np.asarray) if evaluated else ("loss", _smooth)
     top, ends = _loss_axis(ax, [_series(trace, column) for trace in every]), []
-    for (name, traces), colour in zip(groups.items(), cycle(style.CATEGORIES), strict=False):
+    for (name, traces), (colour, dashes) in zip(groups.items(), cycle(style.LOOKS), strict=False):
         whole = [_series(trace, column) for trace in traces if trace.status == "finished"]
         seeds = f"{len(whole)} of {len(traces)} seeds finished" if len(whole) < len(traces) else f"{len(whole)} seeds"
         if not whole:
@@ -233,7 +232,7 @@ def compare(groups: Mapping[str, Sequence[Trace]], *, finding: Finding | None = 
         runs = pd.concat([pd.Series(smooth(loss), step) for step, loss in whole], axis=1)
         mean, best = runs.mean(axis=1), runs.min()
         ax.fill_between(runs.index, runs.min(axis=1), runs.max(axis=1), color=colour, alpha=0.2, linewidth=0)
-        ax.plot(mean.index, mean, color=colour, linewidth=1.8)
+        ax.plot(mean.index, mean, dashes, color=colour, linewidth=1.8)
         style.star(ax, runs.idxmin().mean(), best.mean())
         spread = f" (sd {best.std():.1g})" if len(whole) > 1 else ""
         ends.append((mean.iloc[-1], f"{name}\nbest {style.number(best.mean())}{spread}\n{seeds}", colour))
@@ -262,8 +261,8 @@ def time_to_target(table: pd.DataFrame, *, critical: Finding | None = None, ax: 
     ends = [(perfect[last], "perfect scaling", style.GREY)]
     says = [(steps, [f"{n:,.0f} steps" for n in table["steps"]])]
     says += [(seconds, [f"{style.duration(s)} of time" for s in table["seconds"]])]
-    for (relative, words), colour in zip(says, style.CATEGORIES, strict=False):
-        ax.plot(size, relative, "o-", color=colour, linewidth=1.8, **style.DOT)
+    for (relative, words), (colour, dashes) in zip(says, style.LOOKS, strict=False):
+        ax.plot(size, relative, "o" + dashes, color=colour, linewidth=1.8, **style.DOT)
         ends.append((relative[last], f"{words[0]} →\n{words[last]}", colour))
     style.label_ends(ax, ends, gap=0.11)
     _shade(ax, critical, "critical batch size")
@@ -359,9 +358,9 @@ def _loss_axis(ax: Axes, curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> flo
     return float(top)
 
 
-def _curve(ax: Axes, step: np.ndarray, loss: np.ndarray, colour: Any, top: float) -> float:
+def _curve(ax: Axes, step: np.ndarray, loss: np.ndarray, colour: Any, top: float, dashes: str = "-") -> float:
     """A faint raw line under its smoothed one; returns the height it ends at, within the axis."""
     smooth = _smooth(loss) if len(loss) > 60 else loss
     ax.plot(step, loss, color=colour, linewidth=0.7, alpha=0.28)
-    ax.plot(step, smooth, color=colour, linewidth=1.7)
+    ax.plot(step, smooth, dashes, color=colour, linewidth=1.7)
     return float(min(smooth[-1], top)) if len(loss) else top

@@ -86,7 +86,7 @@ def prose(markdown: str) -> Markup:
     <p>See <code>x</code> and <strong>y</strong>.</p>
     <BLANKLINE>
     """
-    html = str(mistune.create_markdown(escape=True)(markdown))
+    html = str(mistune.create_markdown(escape=True, plugins=["table"])(markdown))
     return Markup(re.sub(r"</?(a|img)\b[^>]*>", "", re.sub(r"(</?h)\d", r"\g<1>4", html)))
 
 
