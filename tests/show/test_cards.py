@@ -115,6 +115,8 @@ def test_no_finding_is_said():
         (1.5e7, "bytes", "15,000,000 bytes"),
         (0.000123456, "", "0.000123"),
         ("mid_recovered", "", "mid recovered"),
+        ("see my_file.py", "", "see my_file.py"),
+        ({"warmup": {"final": 0.25, "best": None}, "adam": {"final": 2}}, "", "warmup: final: 0.25; adam: final: 2"),
         (True, "", "yes"),
         (float("inf"), "", "inf"),
     ],

@@ -54,7 +54,7 @@ border-radius:6px;padding:10px 16px;margin:10px 0;max-width:46em;line-height:1.4
 {% for line in more %}<div style="margin-top:4px">{{ line }}</div>{% endfor %}
 {% if evidence %}<details style="margin-top:6px"><summary style="cursor:pointer">evidence</summary>
 <table style="font-size:.9em;margin:0;color:inherit">{% for name, value in evidence.items() %}
-<tr><td style="text-align:left;vertical-align:top">{{ name }}</td>
+<tr><td style="text-align:left;vertical-align:top;min-width:10em">{{ name }}</td>
 <td style="text-align:left;white-space:normal;overflow-wrap:anywhere">{{ value }}</td></tr>{% endfor %}
 </table></details>{% endif %}</div>"""
 
@@ -78,12 +78,13 @@ def spell(value: Any, unit: str = "") -> str:
     >>> spell(0.031623), spell(True), spell(4096, "examples"), spell("mid_recovered"), spell((0.01, 0.1))
     ('0.0316', 'yes', '4,096 examples', 'mid recovered', '0.01 to 0.1')
     >>> spell([{"begin": 3, "size": 9.1234}, None])
-    'begin 3, size 9.12; none'
+    'begin: 3, size: 9.12; none'
     """
     if isinstance(value, tuple) and len(value) == 2:
         words = f"{spell(value[0])} to {spell(value[1])}"
     elif isinstance(value, Mapping):
-        words = ", ".join(f"{key} {spell(item)}" for key, item in value.items() if item is not None)
+        between = "; " if any(isinstance(item, Mapping) for item in value.values()) else ", "
+        words = between.join(f"{key}: {spell(item)}" for key, item in value.items() if item is not None)
     elif isinstance(value, (list, tuple)):
         words = ("; " if any(isinstance(item, Mapping) for item in value) else ", ").join(map(spell, value))
     elif value is None or isinstance(value, bool):
@@ -91,7 +92,7 @@ def spell(value: Any, unit: str = "") -> str:
     elif isinstance(value, (int, float)):
         words = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     else:
-        words = str(value).replace("_", " ")
+        words = str(value).replace("_", " ") if str(value).isidentifier() else str(value)
     return f"{words} {unit}".rstrip()
 
 
@@ -181,7 +182,7 @@ def _html(finding: Finding) -> str:
 def _short(name: str, value: Any, most: int = 300) -> str:
     if name.endswith("_bytes") and isinstance(value, (int, float)):
         return f"{value / 2**30:.3g} GiB"
-    words = spell(value)
+    words = value["summary"] if isinstance(value, Mapping) and "summary" in value else spell(value)
     return words if len(words) <= most else f"{words[:most]} … ({len(value)} in all)"
 
 

@@ -16,9 +16,7 @@ from matplotlib.axes import Axes
 BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, BLACK, GREY = "#CC79A7", "#56B4E9", "#000000", "#6B6B6B"
 CATEGORIES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
-LOOKS = tuple(
-    zip(CATEGORIES, ("-", "--", "-.", ":", "-", "--", "-."), strict=True)
-)  # apart in grey print, and overlaid
+LOOKS = tuple(zip(CATEGORIES, ("-", "--", "-.", ":", "-", "--", "-."), strict=True))  # apart in grey print
 TEXT, SMALL = 10.5, 9.0
 DOT: dict[str, Any] = {"markersize": 5, "markeredgecolor": "white"}
 MOST_LABELS = 9
