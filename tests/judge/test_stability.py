@@ -249,3 +249,51 @@ def test_a_hump_of_five_steps_within_the_first_ten_is_an_early_rise():
     x = healthy()
     x[4:10] = [2.0, 4.0, 6.0, 5.0, 4.5, 3.5]
     assert stability.judge(x).value == "early_recovered"
+
+
+def climb(shape, spread, seed=0, at=60):
+    """A loss that falls from 2.3 till ``at``, climbs to 1e9 in 40 steps and ends near 1e7; noise grows with it."""
+    t, rng = np.arange(N), np.random.default_rng(seed)
+    after = np.clip((t - at - 40) / (N - at - 40), 0, 1)
+    top = {
+        "plateau": np.full(N, 7.0),
+        "slow decline": 9 - 2 * after,
+        "fast decline": 7 + 2 * np.exp(-20 * after),
+        "waves": 4 + 4 * np.cos(t / 5),
+    }[shape]
+    tens = np.where(t < at, -0.3 * t / max(at, 1), np.minimum((t - at) / 40, 1) * top)
+    return 2.3 * 10**tens * np.exp(np.where(t < at, 0.05, spread) * rng.standard_normal(N))
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.5, 1.5])
+@pytest.mark.parametrize("shape", ["plateau", "slow decline", "fast decline", "waves"])
+def test_a_run_that_climbs_by_powers_of_ten_has_diverged_however_wild_its_noise(shape, spread):
+    for at in (2, 60, 200):
+        found = stability.judge(climb(shape, spread, at=at))
+        assert (found.value, found.evidence["began"]) == ("diverged", "early" if at < 50 else "mid")
+    assert max(e["rise"] for e in found.evidence["events"]) > 1e5
+
+
+def test_a_lasting_rise_is_seen_through_the_noise_it_brings_below_the_first_loss_too():
+    t = np.arange(N)
+    for seed in range(5):
+        noise = np.random.default_rng(seed).standard_normal(N)
+        x = np.where(t < 250, 2.3 * np.exp(-t / 40) + 0.01, 1) * np.exp(np.where(t < 250, 0.2, 1) * noise)
+        assert stability.judge(x).value == "mid"
+
+
+def test_a_step_of_a_loss_without_noise_is_no_rounding():
+    loss = np.where(np.arange(400) < 200, 1.0, 5.0)
+    found = stability.judge(loss)
+    assert found.value == "diverged"
+    assert (found.evidence["events"][0]["base"], found.evidence["events"][0]["rise"]) == pytest.approx((1, 4))
+    assert stability.judge(np.where(np.arange(400) // 50 == 4, 5.0, 1.0)).value == "mid_recovered"
+    assert stability.judge(np.where(np.arange(400) < 200, 2.3, 2.4)).value == "stable"
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.floats(3, 12), st.floats(0, 1), st.integers(1, 100), st.integers(1, 200), st.integers(0, 20))
+def test_no_run_that_ends_a_thousand_times_above_its_first_loss_is_called_recovered(tens, decline, at, long, seed):
+    t, rng = np.arange(N), np.random.default_rng(seed)
+    height = np.clip((t - at) / long, 0, 1) * (tens - decline * (tens - 3) * np.clip((t - at - long) / 200, 0, 1))
+    assert stability.judge(2.3 * 10**height * np.exp(0.3 * rng.standard_normal(N))).value == "diverged"

@@ -2,7 +2,8 @@
 
 Levels are running medians at several lengths, so that a jump of six steps and a drift of a
 thousand are both seen, and one outlier batch at none of them. Noise is the curve's own local
-spread, so multiplying the loss by a positive constant changes nothing.
+spread, so multiplying the loss by a positive constant changes nothing. Above its first value
+a loss is seen on a log scale: there noise climbs with the level, and would hide the climb.
 """
 
 from typing import Any
@@ -24,12 +25,29 @@ SHARE = 0.0195
 LASTS = 3
 #: Lengths of the running medians, in logged values; a longer one is used once the run is eight of it long.
 WINDOWS = (5, 15, 45, 135, 405, 1215)
+#: A loss is rounded to this share of its first value, or of how far it falls, at the coarsest.
+COARSE = 0.05
 #: Logged values that a noise is told from.
 NOISE_WINDOW = 64
 
 
+def levelled(y: np.ndarray) -> tuple[np.ndarray, float]:
+    """The curve with what is above its first value on a log scale, shape [n], and the distance at which that bends.
+
+    The order of the values stays, and with it their medians; what never exceeds the first value is unchanged.
+    """
+    scale = max(abs(y[0]), y[0] - y.min()) or np.abs(y).max()
+    scale = max(float(scale), np.finfo(float).tiny)
+    return np.minimum(y, y[0]) + scale * np.log1p(np.maximum(y - y[0], 0.0) / scale), scale
+
+
+def unlevelled(level: float, first: float, scale: float) -> float:
+    """The loss that :func:`levelled` sees as ``level``."""
+    return float(min(level, first) + scale * np.expm1(max(level - first, 0.0) / scale))
+
+
 def find_events(y: np.ndarray) -> list[dict[str, Any]]:
-    """The events of a finite curve of shape [n], by index: begin, peak, end, size, rise, recovered."""
+    """The events of a :func:`levelled` curve of shape [n], by index: begin, peak, end, size, rise, base, recovered."""
     found: list[dict[str, Any]] = []
     if len(y) < FEWEST:
         return found
@@ -48,17 +66,25 @@ def _at_scale(y: np.ndarray, noise: np.ndarray, window: int) -> list[dict[str, A
     # The shortest window compares medians of three, as soon as three high values can follow a low one.
     short = 3 if window == WINDOWS[0] else window
     level, steps = _level(y, window), np.arange(len(y))
-    before = np.concatenate([np.full(short, y[0]), _level(y, short)[:-short]])
-    low = np.minimum.accumulate(before)
-    where = np.maximum.accumulate(np.where(before <= low, steps, 0))
+    past = np.concatenate([np.full(short, y[0]), (level if short == window else _level(y, short))[:-short]])
+    low = np.minimum.accumulate(past)
+    where = np.maximum.accumulate(np.where(past <= low, steps, 0))
     where = np.maximum(where - window, 0)
-    # Noise that grows as training sets in is no rise: what it was at the lowest level, and what it is now.
-    single = np.maximum(noise[where], noise)
-    white, wander = 1.25 * single / np.sqrt(window), _wander(level, window)[where]
-    spread = np.where(wander > 1.5 * white, wander, white)
+    wander = _wander(level, window)[where]
     chance = 2 * np.sqrt(2 * np.log(1 + np.maximum(steps / window, FEW)))
-    visible = VISIBLE * np.maximum(single, noise[np.minimum(steps + NOISE_WINDOW - 1, len(y) - 1)])
-    need = np.maximum.reduce([CLEAR * chance * spread, visible, SHARE * (y[0] - low)])
+
+    def needed(single: np.ndarray, seen: np.ndarray) -> np.ndarray:
+        white = 1.25 * single / np.sqrt(window)
+        spread = np.where(wander > 1.5 * white, wander, white)
+        return np.maximum.reduce([CLEAR * chance * spread, VISIBLE * seen, SHARE * (y[0] - low)])
+
+    # Noise that grows as training sets in is no rise: what it was at the lowest level, and what it is now, …
+    before, now = noise[where], np.maximum(noise[where], noise)
+    need = needed(now, np.maximum(now, noise[np.minimum(steps + NOISE_WINDOW - 1, len(y) - 1)]))
+    # … but where even the low values stand clear of what it was, it hides nothing.
+    calm = needed(before, before)
+    if window > 15:
+        need = np.where(pd.Series(y).rolling(window).quantile(0.1).to_numpy() - low > calm, calm, need)
     over = level - low > need
     found, t = [], 0
     while t < len(y) and over[t:].any():
@@ -78,8 +104,9 @@ def _at_scale(y: np.ndarray, noise: np.ndarray, window: int) -> list[dict[str, A
                 "begin": min(begin, first),
                 "peak": peak,
                 "end": stop if stop < len(y) else None,
-                "size": height / size_unit if size_unit > 0 else float("inf"),
+                "size": float(height / size_unit) if size_unit > 0 else float("inf"),
                 "rise": height,
+                "base": float(base),
                 "recovered": stop < len(y),
             }
         )
@@ -95,7 +122,7 @@ def _merge(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
             merged.append(dict(event))
             continue
         if event["rise"] > last["rise"]:
-            last.update(peak=event["peak"], size=event["size"], rise=event["rise"])
+            last.update({k: event[k] for k in ("peak", "size", "rise", "base")})
         if last["end"] is not None and (event["end"] is None or event["end"] > last["end"]):
             last.update(end=event["end"], recovered=event["recovered"])
     return merged
@@ -114,14 +141,15 @@ def noise_of(y: np.ndarray) -> np.ndarray:
     Second differences see noise and neither slope nor level. Within the first window stands its
     end, so that an early rise cannot hide itself, or what it was so far where that is more.
     """
-    bends = pd.Series(np.abs(np.diff(y, n=2, prepend=[y[0], y[0]])) if len(y) else [])
+    bends = pd.Series(np.abs(np.diff(y, n=2, prepend=[y[0], y[0]])))
     spread = bends.rolling(NOISE_WINDOW, min_periods=1).median().to_numpy(copy=True) * 1.4826 / np.sqrt(6)
     end = min(NOISE_WINDOW, len(y)) - 1
     spread[: end // 2] = spread[end // 2]
     spread[: end + 1] = np.maximum(spread[: end + 1], spread[end])
-    # Logged losses are often rounded: noise below the rounding is not to be believed.
+    # Logged losses are often rounded: noise below the rounding is not to be believed. A coarser step is no rounding.
     moves = np.abs(np.diff(y))
-    return np.maximum(spread, moves[moves > 0].min(initial=np.inf) / 2) if moves.any() else spread
+    coarse = COARSE * max(abs(y[0]), y[0] - y.min())
+    return np.maximum(spread, min(moves[moves > 0].min(initial=np.inf) / 2, coarse)) if moves.any() else spread
 
 
 def _wander(level: np.ndarray, window: int) -> np.ndarray:

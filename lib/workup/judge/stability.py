@@ -12,7 +12,7 @@ import pandas as pd
 
 from workup.errors import ParameterError
 from workup.finding import Finding
-from workup.judge.events import FEWEST, find_events, noise_of
+from workup.judge.events import FEWEST, find_events, levelled, noise_of, unlevelled
 
 RULE = "playbook: C2, C3, C5, C7"
 
@@ -39,7 +39,8 @@ def judge(loss: Any, *, grad_norm: Any = None, eval_loss: Any = None, lr: Any = 
         Finding ``stability``: ``stable``, ``early``, ``early_recovered``, ``mid``,
         ``mid_recovered``, ``diverged`` or ``cannot_tell``. ``evidence["events"]`` lists each
         event's ``begin``, ``peak`` and ``end`` (steps; end None while it lasts), ``size`` (in
-        standard deviations of the curve's noise), ``rise`` (in the loss's unit) and ``recovered``;
+        standard deviations of the curve's noise, on a log scale above the first loss), ``base`` and
+        ``rise`` (the loss before, and by how much its level rose) and ``recovered``;
         ``still`` is the share of the steps, at the end, without progress: converged or stalled, which
         one curve cannot tell and :func:`workup.judge.learning_rate.judge` can.
 
@@ -114,21 +115,21 @@ def _conclude(x: np.ndarray, steps: np.ndarray, rates: Any, norms: Any, evals: A
     good = np.flatnonzero(np.isfinite(x))
     last = int(good[-1]) + 1 if len(good) else 0
     # A loss that is not finite for some steps and then is again (a skipped update) is no divergence.
-    y = np.interp(np.arange(last), good, x[good]) if last else np.empty(0)
-    y, unit = _scaled(y)
-    events = find_events(y)
-    noise = float(np.median(noise_of(y))) if last else 0.0
-    tail = y[-max(15, len(y) // 10) :]
-    value, when = _value(
-        x, y, events, _above(tail, noise_of(y)[-1] * (1 if events else 4), y) if last else False, rates
-    )
-    listed = [_told(e, steps, unit) for e in events]
+    x, unit = _scaled(x)
+    raw = np.interp(np.arange(last), good, x[good]) if last else np.zeros(1)
+    y, bend = levelled(raw)
+    events, local = find_events(y), noise_of(y)
+    noise, tail = float(np.median(local)), y[-max(1, min(15, len(y) // 3), len(y) // 10) :]
+    # A noise that multiplies the loss by more than e excuses no end above where it began.
+    ends_above = _above(tail, (1 if events else 4) * min(local[-1], bend), y)
+    value, when = _value(events, last, len(x), last < len(x) or ends_above, _ramp(rates))
+    listed = [_told(e, steps, lambda level: unit * unlevelled(level, raw[0], bend)) for e in events]
     evidence: dict[str, Any] = {
         "events": listed,
         "began": when if value != "stable" else None,
         "steps": len(x),
         "nonfinite": len(x) - len(good),
-        "noise": noise * unit,
+        "noise": float(np.median(noise_of(raw))) * unit,
         "oscillation": _oscillation(y),
         "still": _still(y, noise),
         "worse_than_trend": bool(events) and _worse(y, events[-1], float(np.median(tail)), noise),
@@ -152,12 +153,12 @@ def _conclude(x: np.ndarray, steps: np.ndarray, rates: Any, norms: Any, evals: A
     )
 
 
-def _value(x: np.ndarray, y: np.ndarray, events: list[dict[str, Any]], above: bool, rates: Any) -> tuple[str, str]:
+def _value(events: list[dict[str, Any]], last: int, n: int, lost: bool, ramp: int) -> tuple[str, str]:
     """The verdict, and whether the event it rests on, one that stays before one that passes, began early."""
     lasting = [e for e in events if not e["recovered"]]
-    begin = (lasting or events or [{"begin": len(y)}])[0]["begin"]
-    when = "early" if begin < max(0.1 * len(x), _ramp(rates)) else "mid"
-    if len(y) < len(x) or above:
+    begin = (lasting or events or [{"begin": last}])[0]["begin"]
+    when = "early" if begin < max(0.1 * n, ramp) else "mid"
+    if lost:
         return "diverged", when
     if not events:
         return "stable", when
@@ -176,7 +177,7 @@ def _sentence(value: str, when: str, listed: list[dict[str, Any]], last: int, st
 
 def _scaled(y: np.ndarray) -> tuple[np.ndarray, float]:
     """The curve in units of a power of two, which changes no digit and keeps sums of huge numbers finite."""
-    top = np.abs(y).max(initial=0.0)
+    top = np.abs(y[np.isfinite(y)]).max(initial=0.0)
     unit = 2.0 ** float(min(np.frexp(top)[1] + 8, 1023)) if top > 0 else 1.0
     return y / unit, unit
 
@@ -196,6 +197,7 @@ def _worse(y: np.ndarray, event: dict[str, Any], final: float, noise: float) -> 
 
 def _still(y: np.ndarray, noise: float) -> float:
     """Share of the steps since the level first came near the lowest it gets to."""
+    y = y[:: max(1, len(y) // 5000)]
     level = pd.Series(y).rolling(max(5, len(y) // 20), min_periods=1).median().to_numpy()
     near = level <= level.min(initial=np.inf) + max(noise, 0.05 * np.ptp(level) if len(y) else 0.0)
     return float(1 - np.argmax(near) / len(y)) if len(y) else 0.0
@@ -222,9 +224,10 @@ def _ramp(rates: np.ndarray | None) -> int:
     return length + 1 if length else 0
 
 
-def _told(event: dict[str, Any], steps: np.ndarray, unit: float) -> dict[str, Any]:
+def _told(event: dict[str, Any], steps: np.ndarray, loss_at: Any) -> dict[str, Any]:
     where = {k: None if event[k] is None else int(steps[event[k]]) for k in ("begin", "peak", "end")}
-    return {**event, **where, "rise": event["rise"] * unit}
+    base = event["base"]
+    return {**event, **where, "base": loss_at(base), "rise": loss_at(base + event["rise"]) - loss_at(base)}
 
 
 def _ratio(norms: np.ndarray, event: dict[str, Any]) -> float:
