@@ -45,3 +45,11 @@ def test_a_figure_is_drawn_of_what_was_logged_alone(begin, tmp_path):
     norms = experiment.trace(log, verdict, column="grad_norm")
     assert (norms.steps["grad_norm"].tolist(), norms.trial.lr) == ([3.0], 0.2)
     assert len(experiment.trace(log, verdict, column="seconds").steps) == 0
+
+
+def test_norms_without_an_outlier_leave_clipping_off_and_with_one_name_a_threshold(begin, tmp_path):
+    for spike, said in ((1.2, "none"), (90, pytest.approx(1.44, abs=0.02))):
+        norms = [*(1 + i * 37 % 99 / 198 for i in range(99)), spike]
+        (tmp_path / "log.csv").write_text("loss,grad_norm\n" + "".join(f"1,{norm}\n" for norm in norms))
+        clip = experiment.judge(experiment.load(begin(log="log.csv")))[1]
+        assert clip.value == said

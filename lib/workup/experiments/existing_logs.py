@@ -85,6 +85,8 @@ def judge(log: Log) -> tuple[Finding, ...]:
 def _threshold(norms: pd.Series) -> Finding:
     """The threshold, unless the norms stop at one value as they do where they were logged after clipping (E1)."""
     finding = clipping.judge(norms)
+    if finding.told and not finding.evidence["helps"]:
+        finding = dataclasses.replace(finding, value="none")
     at_top = float(np.mean(norms > 0.999 * norms[np.isfinite(norms)].max()))
     if at_top < CAPPED or finding.evidence.get("median") == finding.evidence.get("largest"):
         return finding

@@ -203,11 +203,12 @@ def _unstable(rows: pd.DataFrame, hot: pd.DataFrame) -> Finding:
             settle="Sweep higher rates, if a higher one would be of use.",
         )
     first = hot.iloc[0]
+    how = first.stability.replace("_", " ")
     return Finding(
         name="unstable_lr",
         value=float(first.lr),
         rule="playbook: C7, D1",
-        summary=f"Training becomes unstable ({first.stability}) at {first.lr:.3g}, {first.times_best:.0f} times lr*.",
+        summary=f"Training becomes unstable ({how}) at {first.lr:.3g}, {first.times_best:.0f} times lr*.",
         interval=(calm, float(first.lr)) if calm is not None and calm < first.lr else None,
         evidence={"stable_up_to": calm, "stability": first.stability},
         caveats=("One run at each multiple of lr*; the edge lies somewhere below the multiple that failed.",),
