@@ -165,6 +165,13 @@ def test_stability_shades_every_event_with_its_size_and_states_the_finding():
     assert ax.get_title(loc="left") == "It rises twice."
 
 
+def test_the_names_of_events_close_together_stand_on_lines_of_their_own():
+    events = [{"begin": begin, "end": begin + 3, "size": 9.0} for begin in (20, 26, 70)]
+    finding = Finding(name="stability", value="mid", rule="C2", summary="It rises.", evidence={"events": events})
+    first, second, apart = (text.get_position()[1] for text in plots.stability(trace(np.ones(100)), finding).texts)
+    assert first == apart < second - 0.05
+
+
 # -- gradient norms -------------------------------------------------------------------------
 
 

@@ -82,14 +82,17 @@ def stability(trace: Trace, finding: Finding, *, ax: Axes | None = None) -> Axes
     ax = style.axes(ax)
     column = "eval_loss" if trace.steps["eval_loss"].notna().mean() > 0.5 else "loss"
     curve = _series(trace, column)
-    _curve(ax, *curve, style.BLUE, _loss_axis(ax, [curve]))
+    _curve(ax, *curve, style.BLUE, _loss_axis(ax, [curve]), raw=0.6)
     ax.margins(x=0.01)
     last = trace.steps["step"].max()
+    row, before = 0, -np.inf
     for event in list(finding.evidence.get("events", ()))[:6]:
-        end = last if event.get("end") is None else event["end"]
-        size = _value(event.get("size"))
+        begin = event["begin"]
+        end = max(last if event.get("end") is None else event["end"], begin + 1)
+        row = (row + 1) % 3 if (begin + end) / 2 - before < 0.14 * last else 0  # names must not lie on one another
+        before, size = (begin + end) / 2, _value(event.get("size"))
         name = f"{style.number(size)} × noise" if size else "not finite"
-        style.band(ax, event["begin"], max(end, event["begin"] + 1), style.VERMILLION, name)
+        style.band(ax, begin, end, style.VERMILLION, name, row=row)
     style.crosses(ax, [last] * (trace.status != "finished"))
     what = "evaluation" if column == "eval_loss" else "training"
     return style.dress(ax, finding.summary, "step", f"{what} loss at learning rate {style.number(trace.trial.lr)}")
@@ -358,9 +361,9 @@ def _loss_axis(ax: Axes, curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> flo
     return float(top)
 
 
-def _curve(ax: Axes, step: np.ndarray, loss: np.ndarray, colour: Any, top: float, dashes: str = "-") -> float:
+def _curve(ax: Axes, step: Any, loss: Any, colour: Any, top: float, dashes: str = "-", raw: float = 0.28) -> float:
     """A faint raw line under its smoothed one; returns the height it ends at, within the axis."""
     smooth = _smooth(loss) if len(loss) > 60 else loss
-    ax.plot(step, loss, color=colour, linewidth=0.7, alpha=0.28)
+    ax.plot(step, loss, color=colour, linewidth=0.7, alpha=raw)
     ax.plot(step, smooth, dashes, color=colour, linewidth=1.7)
     return float(min(smooth[-1], top)) if len(loss) else top

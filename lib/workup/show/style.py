@@ -148,15 +148,15 @@ def label_ends(ax: Axes, ends: Sequence[tuple[float, str, Any]], *, gap: float =
                     va="center", fontsize=SMALL, color=ink(colour), arrowprops=leader)  # fmt: skip
 
 
-def band(ax: Axes, low: float, high: float, colour: str, name: str) -> None:
-    """A shaded stretch of x with its name inside, at the foot."""
+def band(ax: Axes, low: float, high: float, colour: str, name: str, *, row: int = 0) -> None:
+    """A shaded stretch of x with its name inside, at the foot or ``row`` lines above it."""
     low, high = (low, high) if low < high else (low / 1.06, high * 1.06)
     ax.axvspan(low, high, color=colour, alpha=0.14, linewidth=0, zorder=0)
     left, right = sorted(ax.get_xlim())
     low, high = max(low, left), min(high, right)
     middle = math.sqrt(low * high) if ax.get_xscale() == "log" else (low + high) / 2
     middle, side = (right, "right") if high == right else (middle, "center")
-    note(ax, middle, 0.03, name, colour, at="top", ha=side)
+    note(ax, middle, 0.03 + 0.055 * row, name, colour, at="top", ha=side)
 
 
 def crosses(ax: Axes, x: Iterable[float]) -> None:
