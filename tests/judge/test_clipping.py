@@ -67,7 +67,10 @@ def test_lists_arrays_and_series_are_the_same_row_of_norms():
     assert clipping.judge(list(x)) == clipping.judge(x) == clipping.judge(pd.Series(x, index=np.arange(200) * 5 + 3))
 
 
-@pytest.mark.parametrize(("x", "p"), [([1.0, -1.0], 90), ([1.0], 0), ([1.0], 100), ([[1.0]], 90)])
+@pytest.mark.parametrize(
+    ("x", "p"),
+    [([1.0], "x"), ([1.0], None), ([1j], 90), (["a"], 90), ([1.0, -1.0], 90), ([1.0], 0), ([1.0], 100), ([[1.0]], 90)],
+)
 def test_bad_input_is_an_error(x, p):
     with pytest.raises(ParameterError):
         clipping.judge(x, percentile=p)
@@ -110,3 +113,16 @@ def test_a_threshold_that_only_opens_a_rate_not_worth_having_is_evidence_and_no_
     clip, share = clipping.choose(pd.DataFrame(tried), clipping.judge(norms()))
     assert (clip.value, clip.evidence["threshold"], share.value) == ("none", 2, 0.3)
     assert "leave clipping off" in clip.summary
+
+
+def test_norms_of_nearly_always_zero_give_no_threshold_of_zero():
+    found = clipping.judge([0.0] * 99 + [1.0])
+    assert not found.told
+    assert "1 are finite and above 0" in found.summary
+
+
+def test_missing_values_and_text_are_read_as_numbers():
+    x = norms(200)
+    told = clipping.judge([*x, np.nan])
+    assert clipping.judge([*x, None]) == clipping.judge(pd.Series([*x, pd.NA], dtype=object)) == told
+    assert clipping.judge([str(v) for v in [*x, np.nan]], percentile="90") == told

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from workup.errors import ParameterError
 from workup.judge import learning_rate
+from workup.judge.sweep import stuck
 
 NAN = float("nan")
 
@@ -230,3 +231,89 @@ def test_curves_of_different_lengths_are_compared_by_their_ends_alone():
     trials[2]["loss"] = trials[2]["loss"][:150]
     found = learning_rate.judge(trials)
     assert (found.value, found.evidence["stalled"]) == (1e-3, ())
+
+
+def test_a_plateau_among_noisy_losses_is_told_by_what_medians_of_quarters_can_tell():
+    t, found = np.arange(120), []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        best = 0.6 + 0.4 * np.exp(-t / 60)
+        plateau, slow = np.full(120, 0.95), 0.65 + 0.4 * np.exp(-t / 70)
+        noise = 0.1 * rng.standard_normal((3, 120))
+        found.append(
+            [stuck(c + n, best + noise[0], 0.4, 0.25) for c, n in zip((plateau, slow), noise[1:], strict=True)]
+        )
+    assert np.mean(found, axis=0)[0] >= 0.3
+    assert not np.any(found, axis=0)[1]
+
+
+BAD_TABLES = [
+    (3, "no table"),
+    ("rates.csv", "no table"),
+    ({"lr": 0.1, "final": 1.0}, "no table"),
+    (pd.DataFrame([[0.1, 0.2, 1.0]], columns=["lr", "lr", "final"]), "lr twice"),
+    ([{"lr": "fast", "final": 1.0}], "'fast'"),
+    ([{"lr": 0.1, "final": "low"}], "'low'"),
+    ([{"lr": 0.1, "final": 1.0, "status": "done"}], "'done' is none of finished"),
+    ([{"lr": 0.1, "final": 1.0, "loss": ["a"] * 20}], "loss of row 0"),
+    ([{"lr": 0.1, "final": 1.0, "loss": np.ones((2, 20))}], "shape"),
+]
+
+
+@pytest.mark.parametrize(("table", "words"), BAD_TABLES)
+def test_a_table_that_is_none_is_refused_by_name(table, words):
+    for question in (learning_rate.judge, learning_rate.unstable, learning_rate.edge, learning_rate.summary):
+        with pytest.raises(ParameterError, match=words):
+            question(table)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"max_train_steps": v} for v in (None, NAN, "x")] + [{"steps": v} for v in (0, "x")]
+)
+def test_a_horizon_that_is_no_number_is_named(setting):
+    with pytest.raises(ParameterError, match=next(iter(setting))):
+        learning_rate.carry(curves(0.01), **{"max_train_steps": 4000, **setting})
+
+
+def test_text_small_floats_and_missing_values_are_read_as_numbers():
+    rows = [{"lr": lr, "final": f} for lr, f in [(0.01, 0.75), (0.1, 0.25), (1.0, NAN)]]
+    told = learning_rate.judge(rows)
+    assert learning_rate.judge([{k: str(v) for k, v in r.items()} for r in rows]) == told
+    assert learning_rate.judge(pd.DataFrame(rows).astype("Float64")) == told
+    assert learning_rate.judge(pd.DataFrame(rows).astype(np.float16)).value == pytest.approx(0.1, rel=1e-3)
+    trials = curves(0.01)
+    text = [{**t, "loss": [str(v) for v in t["loss"]]} for t in trials]
+    assert learning_rate.carry(text, "4000") == learning_rate.carry(trials, 4000)
+
+
+def test_a_trial_told_twice_is_no_second_seed():
+    assert learning_rate.judge(pd.concat([sweep(BOWL)] * 2)) == learning_rate.judge(sweep(BOWL))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(-300, 300), st.integers(0, 5), st.booleans())
+def test_noisy_curves_scaled_by_any_power_of_two_or_shifted_keep_their_verdict(power, seed, shift):
+    def trials(factor, constant=0.0):
+        rng, rows = np.random.default_rng(seed), []
+        for i, (floor, pace) in enumerate(STUCK):
+            loss = floor + (5.7 - floor) * np.exp(-np.arange(300) / pace) + 0.1 * rng.standard_normal(300)
+            loss = factor * loss + constant
+            rows.append({"lr": 10.0 ** (i - 4), "loss": loss, "final": loss[-30:].mean()})
+        return learning_rate.judge(rows)
+
+    plain, other = trials(1.0), trials(1.0, 64.0) if shift else trials(2.0 ** (3 * power))
+    assert (other.value, other.interval) == (plain.value, plain.interval)
+    for name in ("region", "infeasible", "stalled", "lr_at_edge", "extend"):
+        assert other.evidence[name] == plain.evidence[name]
+
+
+def test_infinite_losses_on_the_way_raise_no_warning():
+    trials = falling((2.6, 40), (2.4, 40), (2.6, 40))
+    for cells in (np.inf, -np.inf, 1e300):
+        spiked = [{**t, "loss": np.where(np.arange(300) == 295, cells, t["loss"])} for t in trials]
+        assert learning_rate.judge(spiked).told
+    assert not learning_rate.judge([{"lr": lr, "final": f} for lr, f in [(1, 1.7e308), (2, -1.7e308)]]).told
+
+
+def test_what_cannot_be_told_of_the_edge_is_of_low_confidence():
+    assert learning_rate.edge([]).confidence == "low"

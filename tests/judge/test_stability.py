@@ -128,6 +128,11 @@ def test_a_loss_that_never_was_finite_blames_the_data():
     [
         ({"loss": [[1.0]]}, "shape"),
         ({"loss": ["a"]}, "numbers"),
+        ({"loss": [1j] * 20}, "complex"),
+        ({"loss": [10**400] * 20}, "too large"),
+        ({"loss": pd.date_range("2020", periods=20)}, "datetime"),
+        ({"loss": (v for v in [1.0])}, "generator"),
+        ({"loss": [1.0] * 3, "step": [0, 1, np.inf]}, "finite"),
         ({"loss": [1.0] * 20, "grad_norm": [1.0]}, "20"),
         ({"loss": [1.0] * 3, "step": [0, 2, 1]}, "increase"),
     ],
@@ -297,3 +302,24 @@ def test_no_run_that_ends_a_thousand_times_above_its_first_loss_is_called_recove
     t, rng = np.arange(N), np.random.default_rng(seed)
     height = np.clip((t - at) / long, 0, 1) * (tens - decline * (tens - 3) * np.clip((t - at - long) / 200, 0, 1))
     assert stability.judge(2.3 * 10**height * np.exp(0.3 * rng.standard_normal(N))).value == "diverged"
+
+
+@pytest.mark.parametrize("call", [([1.0], 0), ([1.0], "x"), ([1.0], np.nan), (["a"], 1), ([[1.0], [2.0]], 1), (3, 1)])
+def test_watching_what_is_no_row_of_numbers_is_refused(call):
+    with pytest.raises(ParameterError, match=r"every|numbers"):
+        list(stability.watch(call[0], every=call[1]))
+
+
+def test_missing_values_small_floats_and_text_are_read_as_numbers():
+    x = faulty("rise and return")
+    told = stability.judge([np.nan, *x])
+    for form in ([None, *x], pd.Series([pd.NA, *x], dtype=object), [str(v) for v in [np.nan, *x]]):
+        assert stability.judge(form) == told
+    assert stability.judge(x.astype(np.float16)).value == "mid_recovered"
+    assert stability.judge(x, lr=[np.inf] * N, grad_norm=[None] * N).value == "mid_recovered"
+
+
+def test_a_run_whose_last_update_alone_is_not_finite_may_have_skipped_it():
+    found = stability.judge([*healthy(), np.inf])
+    assert (found.value, found.confidence) == ("diverged", "medium")
+    assert any("skipped" in c for c in found.caveats)

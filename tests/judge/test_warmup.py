@@ -104,3 +104,33 @@ def test_where_the_shortest_ramp_that_trains_does_not_pay_a_longer_one_that_does
     found = warmup.judge(pd.DataFrame(rows({0: float("nan"), 10: 0.6, 100: 0.4})), baseline=0.5)
     assert (found.value, found.evidence["peak_lr"], found.interval) == (100, 1.0, (10, 100))
     assert warmup.judge(pd.DataFrame(rows({0: float("nan"), 10: 0.6, 100: 0.5})), baseline=0.5).value == 0
+
+
+@pytest.mark.parametrize("steps", [-1, NAN, 0.5, float("inf"), None, "x"])
+def test_a_number_of_warmup_steps_that_is_none_is_named(steps):
+    with pytest.raises(ParameterError, match="warmup_steps"):
+        warmup.judge([{"warmup_steps": steps, "lr": 1.0, "final": 0.3}])
+
+
+@pytest.mark.parametrize(
+    "setting", [{"baseline": "x"}, {"max_train_steps": 0}, {"max_train_steps": "x"}, {"curve": ["a"]}, {"curve": 3}]
+)
+def test_a_setting_that_is_no_number_is_named(setting):
+    with pytest.raises(ParameterError, match=next(iter(setting))):
+        warmup.judge(rows({0: NAN, 10: 0.3}), **setting)
+
+
+@pytest.mark.parametrize("baseline", [NAN, float("inf"), None])
+def test_a_trial_at_lr_star_that_did_not_end_finite_is_none_to_compare_with(baseline):
+    found = warmup.judge(rows({0: NAN, 10: 0.3}), baseline=baseline)
+    assert (found.value, found.evidence["needed"], found.evidence["baseline"]) == (10, True, None)
+
+
+def test_text_and_generators_are_read_as_tables_of_numbers():
+    trials = [*rows({0: NAN, 10: 0.3}), {"warmup_steps": 5, "lr": 1.0, "status": "failed", "final": NAN}]
+    told = warmup.judge(trials, baseline=0.5, max_train_steps=100)
+    text = [{k: v if k == "status" else str(v) for k, v in row.items()} for row in trials]
+    assert warmup.judge(text, baseline="0.5", max_train_steps="100") == told
+    lost = [{**row, "final": NAN} for row in trials]
+    assert warmup.judge(row for row in lost) == warmup.judge(lost)
+    assert not warmup.judge(lost).told

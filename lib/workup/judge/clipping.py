@@ -8,7 +8,7 @@ import pandas as pd
 from workup.errors import ParameterError
 from workup.finding import Finding
 from workup.judge import fixes
-from workup.judge.stability import curve
+from workup.judge.given import curve, number
 
 #: An outlier is a norm this many times the typical one, and this many spreads above it, on a log scale.
 TIMES, SPREADS = 3.0, 6.0
@@ -37,6 +37,7 @@ def judge(grad_norm: Any, *, percentile: float = 90) -> Finding:
         >>> judge([1.0] * 90 + [20.0] * 10, percentile=80).evidence["outliers"]
         10
     """
+    percentile = number(percentile, "clipping.judge: percentile")
     if not 0 < percentile < 100:
         raise ParameterError(f"clipping.judge(percentile={percentile!r}): must lie between 0 and 100.")
     norms = curve(grad_norm, "grad_norm")
@@ -45,17 +46,18 @@ def judge(grad_norm: Any, *, percentile: float = 90) -> Finding:
     if np.any(good < 0):
         raise ParameterError(f"clipping.judge: {int(np.sum(good < 0))} gradient norms are negative: a norm is not.")
     nonfinite = int((~finite).sum())
-    if not len(good) or not good.max() > 0:
+    value = float(np.percentile(good, percentile)) if len(good) else 0.0
+    if not value > 0:
         return Finding(
             name="clip_norm",
             value=None,
             rule=RULE,
-            summary=f"Of {len(norms)} gradient norms none is finite and above 0: no threshold can be told.",
+            summary=f"Of {len(norms)} gradient norms {int((good > 0).sum())} are finite and above 0: too few for the "
+            f"{percentile:g}th percentile to be a threshold.",
             confidence="low",
             evidence={"nonfinite": nonfinite, "steps": len(norms), "outliers": 0, "helps": False},
             settle="Record the gradient norm of a run that trains, at a lower learning rate.",
         )
-    value = float(np.percentile(good, percentile))
     share = clipped_fraction(norms, value)
     outlying = outliers(norms)
     early = int(outlying[: max(1, len(norms) // 10)].sum())
@@ -150,6 +152,7 @@ def clipped_fraction(grad_norm: Any, threshold: float) -> float:
     """
     norms = curve(grad_norm, "grad_norm")
     norms = norms[np.isfinite(norms)]
+    threshold = number(threshold, "clipping.clipped_fraction: threshold")
     return float(np.mean(norms > threshold)) if len(norms) else 0.0
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from workup.errors import ParameterError
 from workup.finding import Finding
+from workup.judge.given import number
 from workup.judge.sweep import read, start_of, sweep_of, trials_table
 
 #: Carried to a longer run: the lowest rate within this share of the loss reduction of the leader,
@@ -126,6 +127,7 @@ def edge(trials: Any) -> Finding:
     return Finding(
         name="lr_at_edge",
         value=sweep.edge,
+        confidence="low" if sweep.edge is None else "medium",
         rule="playbook: C6",
         summary=words[sweep.edge],
         evidence={"best_lr": best, "unstable_lr": bad, "ratio": bad / best if bad and best else None},
@@ -160,11 +162,12 @@ def carry(trials: Any, max_train_steps: int, *, steps: int | None = None) -> Fin
         Finding ``best_lr`` with an interval; None where the trend does not carry.
     """
     table = trials_table(trials, "learning_rate.carry")
-    curves = [c for c in table["loss"] if np.ndim(c) == 1 and len(c)]
+    curves = [c for c in table["loss"] if c is not None and len(c)]
     if len(curves) < max(1, len(table)):
         return _untold("There are no loss curves to see a trend in.", "Give each trial's curve as `loss`.", {})
     n = max(map(len, curves))
-    span = n if steps is None else steps
+    span = n if steps is None else int(number(steps, "learning_rate.carry: steps", least=1))
+    max_train_steps = int(number(max_train_steps, "learning_rate.carry: max_train_steps"))
     if max_train_steps < span:
         raise ParameterError(
             f"learning_rate.carry(max_train_steps={max_train_steps}): shorter than the trials, {span}."
@@ -193,8 +196,8 @@ def carry(trials: Any, max_train_steps: int, *, steps: int | None = None) -> Fin
 
 def _leader(table: pd.DataFrame, n: int) -> tuple[float, float] | None:
     """(lowest rate nearly as good as the best, the best rate) after the first ``n`` values of the curves."""
-    upto = [np.asarray(c)[:n] for c in table["loss"]]
-    ends = [np.mean(c[-max(1, n // 10) :]) if len(c) == n else np.nan for c in upto]
+    upto, tenth = [c[:n] for c in table["loss"]], max(1, n // 10)
+    ends = [np.sum(c[-tenth:] / tenth) if len(c) == n else np.nan for c in upto]
     sweep = sweep_of(
         table.assign(final=ends, best=np.nan, loss=pd.Series(upto, table.index), trained=np.isfinite(ends))
     )

@@ -12,7 +12,8 @@ import pandas as pd
 
 from workup.errors import ParameterError
 from workup.finding import Finding
-from workup.judge.events import FEWEST, find_events, levelled, noise_of, unlevelled
+from workup.judge.events import FEWEST, LASTS, find_events, levelled, noise_of, unlevelled
+from workup.judge.given import curve, number
 
 RULE = "playbook: C2, C3, C5, C7"
 
@@ -56,7 +57,7 @@ def judge(loss: Any, *, grad_norm: Any = None, eval_loss: Any = None, lr: Any = 
     rates = None if lr is None else curve(lr, "lr", len(x))
     norms = None if grad_norm is None else curve(grad_norm, "grad_norm", len(x))
     evals = None if eval_loss is None else curve(eval_loss, "eval_loss", len(x))
-    if np.any(np.diff(steps) <= 0) or not np.isfinite(steps).all():
+    if not np.isfinite(steps).all() or np.any(steps[1:] <= steps[:-1]):
         raise ParameterError("stability.judge(step=…): steps must be finite and increase. Drop what a resume repeated.")
     finite = np.isfinite(x)
     ends_badly = len(x) > 0 and not finite[-1]
@@ -83,32 +84,17 @@ def watch(losses: Iterable[float], *, every: int = 10) -> Iterator[Finding]:
         ['cannot_tell', 'stable', 'diverged']
     """
     seen: list[float] = []
-    judged, due = 0, every
+    judged, due = 0, number(every, "stability.watch: every", least=1)
+    if not isinstance(losses, Iterable):
+        raise ParameterError(f"stability.watch: losses={losses!r:.50} is no row of numbers. Give what yields them.")
     for value in losses:
-        seen.append(float(value))
+        seen.append(value)
         if len(seen) >= due:
             yield judge(seen)
             judged = len(seen)
-            due = judged + max(every, judged // 50)
+            due = judged + max(float(every), judged // 50)
     if len(seen) > judged:
         yield judge(seen)
-
-
-def curve(values: Any, name: str, length: int | None = None) -> np.ndarray:
-    """``values`` as a float64 array of shape [n].
-
-    Raises:
-        ParameterError: not numbers, not one row, or not ``length`` long.
-    """
-    try:
-        array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ParameterError(f"{name}: expected a row of numbers, got {type(values).__name__}.") from None
-    if array.ndim != 1:
-        raise ParameterError(f"{name}: expected a row of numbers, got shape {list(array.shape)}.")
-    if length is not None and len(array) != length:
-        raise ParameterError(f"{name} has {len(array)} values and loss has {length}: give one for each.")
-    return array
 
 
 def _conclude(x: np.ndarray, steps: np.ndarray, rates: Any, norms: Any, evals: Any) -> Finding:
@@ -141,7 +127,9 @@ def _conclude(x: np.ndarray, steps: np.ndarray, rates: Any, norms: Any, evals: A
     caveats = [] if np.all(np.diff(steps) == 1) else ["Not every step was logged: a short rise may be missed."]
     if gaps := last - len(good):
         caveats.append(f"{gaps} losses before the last finite one are not finite; they were bridged.")
-    sure = last < len(x) or all(e["size"] > 2 for e in events)
+    if skipped := last and 0 < len(x) - last < LASTS:
+        caveats.append("Only the last of the losses are not finite: a skipped update looks the same.")
+    sure = not skipped and (last < len(x) or all(e["size"] > 2 for e in events))
     return Finding(
         name="stability",
         value=value,
@@ -219,7 +207,7 @@ def _ramp(rates: np.ndarray | None) -> int:
     """Steps of warmup: while the learning rate rises from the start."""
     if rates is None or len(rates) < 2:
         return 0
-    flat = np.flatnonzero(np.diff(rates) <= 0)
+    flat = np.flatnonzero(rates[1:] <= rates[:-1])
     length = int(flat[0]) if len(flat) else 0
     return length + 1 if length else 0
 

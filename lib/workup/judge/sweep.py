@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from workup.errors import ParameterError
+from workup.judge.given import curve, frame
 
 #: A trial that keeps less than this share of the loss reduction is infeasible.
 KEPT = 0.5
@@ -22,8 +23,11 @@ KEPT = 0.5
 AS_GOOD = 2.0
 #: The next rate up being infeasible puts lr* at the edge only if it is this near; farther, bracket first.
 NEAR = 4.0
-#: A plateau this share of the loss reduction above the best is a stall, if it stands clear of its noise.
-STALLED, PLAIN = 0.1, 2.0
+#: A plateau this share of the loss reduction above the best, and this many standard errors, is a stall.
+STALLED, PLAIN = 0.1, 4.0
+HUGE = 1e306
+#: How a trial may have ended; those that ended otherwise than by themselves say nothing about their rate.
+STATUSES = ("finished", "diverged", "out_of_memory", "interrupted", "failed")
 #: A finished trial of fewer losses than this tells nothing of its rate.
 SHORT = 8
 
@@ -84,7 +88,7 @@ class Sweep:
             return None
         if self.rates["feasible"][self.best + 1]:
             return False
-        return True if self.rates["lr"][self.best + 1] <= NEAR * self.rates["lr"][self.best] else None
+        return True if self.rates["lr"][self.best + 1] / NEAR <= self.rates["lr"][self.best] else None
 
     @cached_property
     def region(self) -> list[float]:
@@ -110,9 +114,10 @@ class Sweep:
         if self.rates.empty or (len(self.good) and self.end is None):
             return ()
         lrs = self.rates["lr"].to_numpy()
-        ratio = float(np.median(lrs[1:] / lrs[:-1])) if len(lrs) > 1 else 10.0
+        ratio = np.median(np.diff(np.log(lrs))) if len(lrs) > 1 else np.log(10.0)
         up = len(self.good) and self.end == "high"
-        return tuple(float(f"{lrs[-1] * ratio**k if up else lrs[0] / ratio**k:.6g}") for k in (1, 2))
+        powers = np.log(lrs[-1] if up else lrs[0]) + (ratio if up else -ratio) * np.array([1, 2])
+        return tuple(float(f"{lr:.6g}") for lr in np.exp(np.clip(powers, -700, 700)))
 
 
 def read(trials: Any, call: str) -> Sweep:
@@ -123,9 +128,9 @@ def trials_table(trials: Any, call: str, *, extra: tuple[str, ...] = ()) -> pd.D
     """``trials`` checked and sorted by lr, with ``seed, status, best, initial, loss`` filled in and ``trained``.
 
     ``trained``: finished and finite. Trials that ran out of memory, failed, were interrupted
-    or finished within a few steps say nothing about a learning rate and are left out.
+    or finished within a few steps say nothing about a learning rate and are left out, and so is one told twice.
     """
-    table = pd.DataFrame(trials).reset_index(drop=True)
+    table = frame(trials, call)
     if table.empty:
         return pd.DataFrame(columns=["lr", "seed", "status", "final", "best", "initial", "loss", "trained", *extra])
     missing = [c for c in ("lr", "final", *extra) if c not in table]
@@ -134,21 +139,37 @@ def trials_table(trials: Any, call: str, *, extra: tuple[str, ...] = ()) -> pd.D
             f"{call}: the table has no column {', '.join(missing)}. It has {', '.join(map(str, table))}."
         )
     for name, default in (("seed", 0), ("status", "finished")):
-        table[name] = table[name].fillna(default) if name in table else default
-    table["loss"] = table.get("loss")
+        table[name] = table[name].astype(object).where(table[name].notna(), default) if name in table else default
+    if unknown := sorted({str(s) for s in table["status"]} - {*STATUSES}):
+        raise ParameterError(f"{call}: status={unknown[0]!r} is none of {', '.join(STATUSES)}.")
+    cells = table["loss"] if "loss" in table else [None] * len(table)
+    curves = [_losses(c, f"{call}: loss of row {i}") for i, c in enumerate(cells)]
+    table["loss"] = pd.Series(curves, dtype=object)
     for name in ("lr", "final", "best", "initial", *extra):
-        table[name] = pd.to_numeric(table[name], errors="coerce") if name in table else np.nan
+        column = curve(table[name], f"{call}: {name}") if name in table else np.full(len(table), np.nan)
+        table[name] = column if name == "lr" else _bounded(column)
     odd = table[~(np.isfinite(table["lr"]) & (table["lr"] > 0))]
     if len(odd):
         raise ParameterError(f"{call}: lr={odd['lr'].iloc[0]} in row {odd.index[0]}: rates are positive and finite.")
     for name, take in (("initial", lambda c: c[0]), ("best", _lowest)):
-        seen = [take(np.asarray(c, float)) if np.ndim(c) == 1 and len(c) else np.nan for c in table["loss"]]
+        seen = [take(c) if c is not None and len(c) else np.nan for c in table["loss"]]
         table[name] = table[name].fillna(pd.Series(seen, index=table.index))
     table = table[table["status"].isin(["finished", "diverged"])]
     table["trained"] = (table["status"] == "finished") & np.isfinite(table["final"])
-    short = np.array([np.ndim(c) == 1 and len(c) < SHORT for c in table["loss"]], bool)
-    table = table[~(short & table["trained"])]
-    return table.sort_values(["lr", "seed"]).reset_index(drop=True)
+    short = np.array([c is not None and len(c) < SHORT for c in table["loss"]], bool)
+    table = table[~(short & table["trained"])].drop_duplicates(["lr", "seed", "status", "final", *extra])
+    return table.sort_values(["lr", "seed"], key=lambda c: c if c.name == "lr" else c.astype(str), ignore_index=True)
+
+
+def _losses(cell: Any, name: str) -> np.ndarray | None:
+    """A trial's curve, shape [n]; None where the table gives none, or a single number."""
+    none = cell is None or cell is pd.NA or (np.isscalar(cell) and not isinstance(cell, str))
+    return None if none else _bounded(curve(cell, name))
+
+
+def _bounded(losses: np.ndarray) -> np.ndarray:
+    """``losses`` with what is too large to take differences of as infinite."""
+    return np.where(np.abs(losses) > HUGE, np.copysign(np.inf, losses), losses)
 
 
 def _lowest(loss: np.ndarray) -> float:
@@ -156,6 +177,7 @@ def _lowest(loss: np.ndarray) -> float:
     return float(pd.Series(loss).rolling(max(1, len(loss) // 10)).mean().min())
 
 
+@np.errstate(over="ignore", invalid="ignore")  # infinite losses have no difference
 def sweep_of(table: pd.DataFrame) -> Sweep:
     if table.empty:
         return Sweep(
@@ -169,7 +191,7 @@ def sweep_of(table: pd.DataFrame) -> Sweep:
     rates.loc[~rates["feasible"], "final"] = np.nan
     spread, source = _noise(table, rates)
     rates["error"] = spread / np.sqrt(rates["seeds"])
-    lengths = [len(c) for c in table["loss"] if np.ndim(c) == 1]
+    lengths = [len(c) for c in table["loss"] if c is not None]
     return Sweep(rates, max(lengths, default=None), source, tuple(table["lr"][stalled].unique().tolist()))
 
 
@@ -205,12 +227,15 @@ def stuck(loss: Any, best: Any, descent: float, fall: float = KEPT) -> bool:
     """
     if np.ndim(loss) != 1 or np.ndim(best) != 1 or len(loss) != len(best) or len(loss) < 4 * SHORT:
         return False
-    curve, other = np.asarray(loss, float), np.asarray(best, float)
-    if not (np.isfinite(curve).all() and np.isfinite(other).all()):
+    own, other = np.asarray(loss, float), np.asarray(best, float)
+    if not (np.isfinite(own).all() and np.isfinite(other).all()):
         return False
-    (_, *flat), (_, then, _, now) = ([np.median(q) for q in np.array_split(c, 4)] for c in (curve, other))
-    gap, noise = flat[-1] - now, np.std(np.diff(curve[len(curve) // 2 :])) / np.sqrt(2)
-    clear = gap > max(STALLED * descent, PLAIN * noise)
+    unit = 2.0 ** np.frexp(max(np.abs(own).max(), np.abs(other).max()))[1]
+    own, other = own / unit, other / unit
+    (_, *flat), (_, then, _, now) = ([np.median(q) for q in np.array_split(c, 4)] for c in (own, other))
+    gap, noise = flat[-1] - now, np.std([np.diff(c[len(c) // 2 :]) for c in (own, other)], axis=1) / np.sqrt(2)
+    error = 1.25 * np.hypot(*noise) / np.sqrt(len(own) / 4)  # of a difference of medians over a quarter
+    clear = gap > max(STALLED * descent / unit, PLAIN * error)
     return bool(clear and np.ptp(flat) < 0.2 * gap and then - now > fall * gap)
 
 
@@ -230,13 +255,15 @@ def _noise(table: pd.DataFrame, rates: pd.DataFrame) -> tuple[float, str]:
     if good.empty:
         return 0.0, "none"
     near = good[good["final"] <= good["final"].min() + 0.25 * np.ptp(good["final"])]
-    groups = [g.to_numpy() for _, g in near.groupby("lr")["final"] if len(g) > 1]
+    unit = 2.0 ** np.frexp(near["final"].abs().max())[1]  # what is squared below stays finite and above 0
+    groups = [g.to_numpy() / unit for _, g in near.groupby("lr")["final"] if len(g) > 1]
     if groups:
         squares = sum(((g - g.mean()) ** 2).sum() for g in groups)
-        return float(np.sqrt(squares / sum(len(g) - 1 for g in groups))), "seeds"
-    tails = [np.asarray(c, float)[-max(8, len(c) // 10) :] for c in near["loss"] if np.ndim(c) == 1]
+        return unit * float(np.sqrt(squares / sum(len(g) - 1 for g in groups))), "seeds"
+    tails = [c[-max(8, len(c) // 10) :] / unit for c in near["loss"] if c is not None]
+    tails = [t for t in tails if np.isfinite(t).all()]
     if tails:
-        return float(np.median([1.25 * np.std(np.diff(t)) / np.sqrt(2 * len(t)) for t in tails])), "curves"
+        return unit * float(np.median([1.25 * np.std(np.diff(t)) / np.sqrt(2 * len(t)) for t in tails])), "curves"
     f = rates.loc[rates["feasible"] & (rates["final"] <= near["final"].max()), "final"].to_numpy()
     bends = np.abs(f[1:-1] - (f[2:] + f[:-2]) / 2) if len(f) > 2 else np.zeros(1)
     return float(1.4826 * np.median(bends) / np.sqrt(1.5)), "neighbours"

@@ -6,8 +6,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workup.errors import ParameterError
 from workup.finding import Finding
 from workup.judge.fixes import pays
+from workup.judge.given import curve as row
+from workup.judge.given import frame, number
 from workup.judge.sweep import stuck, trials_table
 
 #: A trial trains if it makes this share of the best loss reduction among the trials.
@@ -45,14 +48,25 @@ def judge(
     Raises:
         ParameterError: a missing column, a learning rate or warmup_steps out of range.
     """
-    table = trials_table(trials, "warmup.judge", extra=("warmup_steps",))
-    table["feasible"] = _trains(table, baseline, curve)
+    given = frame(trials, "warmup.judge")
+    table = trials_table(given, "warmup.judge", extra=("warmup_steps",))
+    odd = table["warmup_steps"][~(table["warmup_steps"].between(0, 2**53) & (table["warmup_steps"] % 1 == 0))]
+    if len(odd):
+        raise ParameterError(f"warmup.judge: warmup_steps={odd.iloc[0]:g}: give whole numbers of steps, 0 for none.")
+    if baseline is not None:
+        # A trial at lr* that did not end finite is none to compare with.
+        (baseline,) = [float(b) if np.isfinite(b) else None for b in row([baseline], "warmup.judge: baseline")]
+    if max_train_steps is not None:
+        max_train_steps = int(number(max_train_steps, "warmup.judge: max_train_steps", least=1))
+    table["feasible"] = _trains(table, baseline, None if curve is None else row(curve, "warmup.judge: curve"))
     found = _judge(table, baseline, unstable_lr, max_train_steps)
-    given = pd.DataFrame(trials)
-    failed = given[~given["status"].isin(["finished", "diverged"])] if "status" in given else given[:0]
+    failed = (
+        given[~given["status"].fillna("finished").isin(["finished", "diverged"])] if "status" in given else given[:0]
+    )
     if failed.empty or found.value:
         return found
-    why = failed["reason"].iloc[0] if "reason" in failed else failed["status"].iloc[0]
+    told = "reason" in failed and pd.notna(failed["reason"].iloc[0])
+    why = failed["reason" if told else "status"].iloc[0]
     return dataclasses.replace(
         found,
         value=None,
