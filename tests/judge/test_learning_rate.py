@@ -317,3 +317,9 @@ def test_infinite_losses_on_the_way_raise_no_warning():
 
 def test_what_cannot_be_told_of_the_edge_is_of_low_confidence():
     assert learning_rate.edge([]).confidence == "low"
+
+
+def test_the_spread_is_of_all_seeds_of_the_rates_near_the_best_not_of_those_that_did_well():
+    rows = [{"lr": 0.1, "seed": i, "final": f} for i, f in enumerate([0.5, 0.6, 0.55, 0.5])]
+    found = learning_rate.judge([{"lr": 0.01, "final": 0.9}, *rows, {"lr": 1.0, "final": NAN}])
+    assert found.evidence["error"] == pytest.approx(np.std([0.5, 0.6, 0.55, 0.5], ddof=1) / 2)

@@ -254,7 +254,8 @@ def _noise(table: pd.DataFrame, rates: pd.DataFrame) -> tuple[float, str]:
     good = table[table["feasible"]]
     if good.empty:
         return 0.0, "none"
-    near = good[good["final"] <= good["final"].min() + 0.25 * np.ptp(good["final"])]
+    means = rates.loc[rates["feasible"]].set_index("lr")["final"]
+    near = good[good["lr"].isin(means.index[means <= means.min() + 0.25 * np.ptp(means)])]
     unit = 2.0 ** np.frexp(near["final"].abs().max())[1]  # what is squared below stays finite and above 0
     groups = [g.to_numpy() / unit for _, g in near.groupby("lr")["final"] if len(g) > 1]
     if groups:
