@@ -165,10 +165,19 @@ def test_stability_shades_every_event_with_its_size_and_states_the_finding():
     assert ax.get_title(loc="left") == "It rises twice."
 
 
+def test_stability_draws_the_evaluation_beside_the_training_loss_it_was_judged_by():
+    finding = Finding(name="stability", value="stable", rule="C2", summary="Stable.")
+    ax = plots.stability(trace(np.ones(100), evals=np.full(100, 2.0)), finding)
+    smooth = [line for line in ax.lines if line.get_linewidth() > 1 and len(line.get_xdata())]
+    assert [(line.get_ydata()[-1], line.get_linestyle()) for line in smooth] == [(1.0, "-"), (2.0, "--")]
+    assert texts(ax) == ["training", "evaluation"]
+
+
 def test_the_names_of_events_close_together_stand_on_lines_of_their_own():
     events = [{"begin": begin, "end": begin + 3, "size": 9.0} for begin in (20, 26, 70)]
     finding = Finding(name="stability", value="mid", rule="C2", summary="It rises.", evidence={"events": events})
-    first, second, apart = (text.get_position()[1] for text in plots.stability(trace(np.ones(100)), finding).texts)
+    ax = plots.stability(trace(np.ones(100)), finding)
+    first, second, apart = (text.get_position()[1] for text in ax.texts if "noise" in text.get_text())
     assert first == apart < second - 0.05
 
 

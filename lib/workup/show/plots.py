@@ -77,13 +77,17 @@ def stability(trace: Trace, finding: Finding, *, ax: Axes | None = None) -> Axes
     """A trial's loss with the finding's events shaded from begin to end (playbook: C2, C5).
 
     ``finding.evidence["events"]``: mappings of begin, end (steps; None while it lasts) and size (noise
-    units). The evaluation loss is drawn where it was taken at most steps, else the training loss.
+    units). The evaluation loss is drawn beside the training loss where it was taken at most steps.
     """
     ax = style.axes(ax)
-    column = "eval_loss" if trace.steps["eval_loss"].notna().mean() > 0.5 else "loss"
-    curve = _series(trace, column)
-    _curve(ax, *curve, style.BLUE, _loss_axis(ax, [curve]), raw=0.6)
+    evaluated = trace.steps["eval_loss"].notna().mean() > 0.5
+    shown = {"training": "loss", "evaluation": "eval_loss"} if evaluated else {"training": "loss"}
+    curves = [_series(trace, column) for column in shown.values()]
+    top, ends = _loss_axis(ax, curves), []
+    for name, curve, (colour, dashes) in zip(shown, curves, style.LOOKS, strict=False):
+        ends.append((_curve(ax, *curve, colour, top, dashes, raw=0.5), name, colour))
     ax.margins(x=0.01)
+    style.label_ends(ax, ends)
     last = trace.steps["step"].max()
     row, before = 0, -np.inf
     for event in list(finding.evidence.get("events", ()))[:6]:
@@ -94,8 +98,7 @@ def stability(trace: Trace, finding: Finding, *, ax: Axes | None = None) -> Axes
         name = f"{style.number(size)} × noise" if size else "not finite"
         style.band(ax, begin, end, style.VERMILLION, name, row=row)
     style.crosses(ax, [last] * (trace.status != "finished"))
-    what = "evaluation" if column == "eval_loss" else "training"
-    return style.dress(ax, finding.summary, "step", f"{what} loss at learning rate {style.number(trace.trial.lr)}")
+    return style.dress(ax, finding.summary, "step", f"loss at learning rate {style.number(trace.trial.lr)}")
 
 
 def grad_norms(trace: Trace, threshold: Finding | None = None, *, ax: Axes | None = None) -> Axes:
