@@ -1,6 +1,8 @@
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from workup.errors import ParameterError
 from workup.judge import warmup
@@ -134,3 +136,18 @@ def test_text_and_generators_are_read_as_tables_of_numbers():
     lost = [{**row, "final": NAN} for row in trials]
     assert warmup.judge(row for row in lost) == warmup.judge(lost)
     assert not warmup.judge(lost).told
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.one_of(st.integers(1, 24).map(lambda k: k / 8), st.just(NAN)), min_size=4, max_size=4),
+    st.integers(-200, 200),
+    st.integers(-8, 8),
+)
+def test_scaled_or_shifted_losses_ask_for_the_same_warmup(finals, power, shift):
+    def told(move):
+        table = rows({w: move(f) for w, f in zip((0, 10, 100, 1000), finals, strict=True)}, start=move(2.25))
+        found = warmup.judge(table, baseline=move(0.5))
+        return found.value, found.interval, found.evidence["needed"], found.evidence["peak_lr"]
+
+    assert told(lambda f: f * 2.0**power) == told(lambda f: f + shift) == told(lambda f: f)
