@@ -120,6 +120,11 @@ def test_loss_curves_are_labelled_by_rate_in_order_and_marked_where_they_end():
     assert (ax.get_yscale(), ax.get_xlabel(), ax.get_ylabel()) == ("log", "step", "training loss")
 
 
+def test_where_every_curve_stays_high_the_calmest_is_still_seen():
+    traces = [trace([2.0, *[30.0] * 50], lr=1.0), trace([2.0, *[1e9] * 50], lr=2.0)]
+    assert 30 < plots.loss_curves(traces).get_ylim()[1] < 60
+
+
 def test_loss_curves_draw_the_raw_loss_and_one_outlier_leaves_the_smooth_line_alone():
     loss = np.ones(200)
     loss[100] = 8.0

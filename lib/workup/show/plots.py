@@ -45,7 +45,7 @@ def axis_plot(
     if (rate := _value(best)) and len(middle):
         style.star(ax, rate, float(np.interp(np.log(rate), np.log(middle.index), middle)), style.number(rate))
     ax.margins(y=0.14)
-    return style.dress(ax, _title(best, "Final loss by learning rate"), "learning rate", "final training loss")
+    return style.dress(ax, best or "Final loss by learning rate", "learning rate", "final training loss")
 
 
 def loss_curves(traces: Sequence[Trace] | Mapping[str, Trace], *, title: str = "", ax: Axes | None = None) -> Axes:
@@ -176,7 +176,7 @@ def throughput(table: pd.DataFrame, *, saturation: Finding | None = None, ax: Ax
     style.crosses(ax, table.loc[~fits, "batch_size"])
     if saturation is not None and saturation.told:
         _shade(ax, saturation, "saturates")
-    title = _title(saturation, "Throughput and time per step by batch size")
+    title = saturation or "Throughput and time per step by batch size"
     return style.dress(ax, title, "batch size (examples)", "throughput (examples per second)")
 
 
@@ -214,7 +214,7 @@ def warmup_grid(trials: pd.DataFrame, *, finding: Finding | None = None, ax: Axe
     if finding and (peak := _value(told.get("peak_lr") or told.get("baseline_lr"))):
         row = int(np.abs(np.log(grid.index / peak)).argmin())
         style.star(ax, list(grid.columns).index(finding.value) + 0.5, row + 0.78)
-    title = _title(finding, "Final loss by warmup length and peak rate")
+    title = finding or "Final loss by warmup length and peak rate"
     style.dress(ax, title, "warmup (steps); in each cell the final training loss", "peak learning rate").grid(False)
     return ax
 
@@ -245,7 +245,7 @@ def compare(groups: Mapping[str, Sequence[Trace]], *, finding: Finding | None = 
     ax.margins(x=0.01)
     style.label_ends(ax, ends, gap=0.17)
     what = "evaluation loss" if evaluated else "training loss"
-    return style.dress(ax, _title(finding, f"{what.capitalize()} by group"), "step", f"{what} (mean and range)")
+    return style.dress(ax, finding or f"{what.capitalize()} by group", "step", f"{what} (mean and range)")
 
 
 def time_to_target(table: pd.DataFrame, *, critical: Finding | None = None, ax: Axes | None = None) -> Axes:
@@ -272,7 +272,7 @@ def time_to_target(table: pd.DataFrame, *, critical: Finding | None = None, ax: 
         ends.append((relative[last], f"{words[0]} →\n{words[last]}", colour))
     style.label_ends(ax, ends, gap=0.11)
     _shade(ax, critical, "critical batch size")
-    title = _title(critical, "What it takes to reach the same loss")
+    title = critical or "What it takes to reach the same loss"
     what = f"steps and time, relative to batch size {style.number(size[0])}"
     return style.dress(ax, title, "batch size (examples)", what)
 
@@ -303,11 +303,7 @@ def durations(
     ax.margins(x=0.08)
     if ax.get_xscale() == "linear":
         ax.set_xlim(0, table[seconds].max() * 1080)
-    return style.dress(ax, _title(finding, "Durations"), "time (ms)", "")
-
-
-def _title(finding: Finding | None, otherwise: str) -> str:
-    return finding.summary if finding else otherwise
+    return style.dress(ax, finding or "Durations", "time (ms)", "")
 
 
 def _value(told: Any) -> float | None:
@@ -357,7 +353,8 @@ def _loss_axis(ax: Axes, curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> flo
         return 1.0
     low, high = min(loss.min() for loss in losses), max(loss.max() for loss in losses)
     start = max(loss[0] for loss in losses)
-    top = min(high, 6 * start if low > 0 else start + 2 * max(start - low, abs(start)) or high)
+    top = 6 * start if low > 0 else start + 2 * max(start - low, abs(start)) or high
+    top = min(high, max(top, 1.5 * min(float(np.median(loss)) for loss in losses)))  # the calmest one is to be seen
     logarithmic = style.scale(ax.yaxis, [low, top])
     room = (top / low) ** 0.05 if logarithmic else (top - low) * 0.05 + 1e-6 * abs(top) + 1e-12
     ax.set_ylim((low / room, top * room) if logarithmic else (low - room, top + room))

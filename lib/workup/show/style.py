@@ -12,6 +12,8 @@ import numpy as np
 from matplotlib import colors, ticker
 from matplotlib.axes import Axes
 
+from workup.finding import Finding
+
 # Okabe and Ito's palette: told apart under every common kind of colour blindness, and in grey.
 BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, BLACK, GREY = "#CC79A7", "#56B4E9", "#000000", "#6B6B6B"
@@ -27,9 +29,10 @@ def axes(ax: Axes | None) -> Axes:
     return plt.subplots(figsize=(7.0, 4.2), dpi=130, layout="constrained")[1] if ax is None else ax
 
 
-def dress(ax: Axes, title: str, x: str, y: str) -> Axes:
-    """Title at the left, axes named with their units, no box, a faint grid behind the data."""
-    together = re.sub(r"(?<=\d) (?=m?s\b)|(?<=×) ", "\N{NO-BREAK SPACE}", title)
+def dress(ax: Axes, title: Finding | str, x: str, y: str) -> Axes:
+    """Title (a finding's sentence) at the left, axes named with their units, no box, a faint grid behind the data."""
+    words = title if isinstance(title, str) else title.summary
+    together = re.sub(r"(?<=\d) (?=m?s\b)|(?<=×) ", "\N{NO-BREAK SPACE}", words)
     lines = textwrap.wrap(together, 62, max_lines=3, placeholder=" …")
     ax.set_title("\n".join(lines), loc="left", fontsize=11.5, fontweight="bold", pad=10)
     ax.set_xlabel(x, fontsize=TEXT)
