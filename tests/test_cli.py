@@ -13,8 +13,8 @@ import nbformat
 import pytest
 
 from workup import cli, notebooks, workbook
-from workup.measure import cluster
 from workup.finding import Finding
+from workup.measure import cluster
 from workup.study import Study
 
 MINE = """

@@ -77,7 +77,7 @@ def shown_every_50(trace):
 
 def stride():
     """One block's stride from 2x2 to 1x1 hurts only at high rates, and warmup cures it (4)."""
-    plain, strided, high = "digits-resnet", "digits-resnet-stride", 1.4
+    plain, strided, high = "digits-resnet", "digits-resnet-stride", 1.2
 
     def ends(name, lr, **settings):
         return [run(name, lr, steps=200, seed=seed, **settings) for seed in SEEDS]
