@@ -58,9 +58,9 @@ def workbooks(
         ParameterError: as :func:`run`.
     """
     ray = _connected()
-    cores = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
     gpus = _gpus(ray, device)
-    task = ray.remote(num_cpus=1 if gpus else min(filter(None, cores), default=1), num_gpus=gpus, max_retries=0)(_inside)
+    whole = min((n for node in ray.nodes() if node["Alive"] and (n := node["Resources"].get("CPU"))), default=1)
+    task = ray.remote(num_cpus=1 if gpus else whole, num_gpus=gpus, max_retries=0)(_inside)
     yield from _spread(ray, task, [(os.getcwd(), function, *call) for call in calls], note)
 
 
