@@ -40,6 +40,15 @@ def test_the_peak_counts_what_was_held_only_for_a_moment(make_workload):
     assert large.peak_bytes - small.peak_bytes == pytest.approx(299 * MIB, rel=0.1)
 
 
+def test_too_little_memory_for_the_trace_itself_is_a_size_that_does_not_fit(workload, monkeypatch):
+    def train(*_, **__):
+        raise MemoryError("malloc of size 128 failed")
+
+    monkeypatch.setattr(memory, "train", train)
+    one = attempt(workload, 4, limit=WIDE)
+    assert (one.status, one.steps, one.reason) == ("out_of_memory", 0, "MemoryError: malloc of size 128 failed")
+
+
 def test_the_limit_is_real_and_its_fault_leaves_nothing_behind_ten_times_over(make_workload):
     greedy = make_workload(loss=hold(600))
     before = resource.getrlimit(resource.RLIMIT_DATA)

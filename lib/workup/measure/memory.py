@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import psutil
 import torch
 
@@ -140,10 +141,14 @@ def attempt(
                 eval_every=steps if evaluates else 0,
                 eval_examples=batch_size if evaluates else None,
             )
-            trace = train(workload, trial, device=device)
-            seconds, done = trace.steps["seconds"].tolist()[1:], len(trace.steps)
-            text = "" if trace.status in ("finished", "diverged") else trace.reason
-            status = "memory" if trace.status == "out_of_memory" else faults.kind(text) if text else "fits"
+            try:
+                trace = train(workload, trial, device=device)
+            except MemoryError as error:  # there was not enough left for the trace itself
+                seconds, done, text, status = [], 0, f"{type(error).__name__}: {error}", "memory"
+            else:
+                seconds, done = trace.steps["seconds"].tolist()[1:], len(trace.steps)
+                text = "" if trace.status in ("finished", "diverged") else trace.reason
+                status = "memory" if trace.status == "out_of_memory" else faults.kind(text) if text else "fits"
         else:
             seconds, done, text = [], 1, _evaluation_pass(workload, batch_size, device)
             status = faults.kind(text) if text else "fits"
@@ -187,7 +192,8 @@ def _settle(device: str) -> None:
         torch.cuda.reset_peak_memory_stats(device)
         torch.cuda.reset_accumulated_memory_stats(device)
         return
-    torch.ones(1 << 18).sum()  # starts the thread pool, whose stacks would count as data
+    torch.ones(1 << 18).sum()  # starts the thread pool, whose stacks would count as data,
+    pd.DataFrame({"step": [0]})  # and pandas' own pool
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError):
@@ -230,7 +236,7 @@ def _limited(limit_bytes: int, device: str) -> Iterator[None]:
     if held is None or resident is None:  # not Linux: the peak is compared with the limit afterwards
         yield
         return
-    room = held + max(0, limit_bytes - resident) + UNTOUCHED * torch.get_num_threads()
+    room = held + max(0, limit_bytes - resident) + UNTOUCHED * min(8, torch.get_num_threads())
     resource.setrlimit(resource.RLIMIT_DATA, (room if hard == resource.RLIM_INFINITY else min(room, hard), hard))
     try:
         yield
