@@ -323,3 +323,11 @@ def test_a_run_whose_last_update_alone_is_not_finite_may_have_skipped_it():
     found = stability.judge([*healthy(), np.inf])
     assert (found.value, found.confidence) == ("diverged", "medium")
     assert any("skipped" in c for c in found.caveats)
+
+
+def test_the_longest_stretch_of_a_heavy_tail_is_no_rise():
+    values = []
+    for seed in range(60):
+        rng, trend = np.random.default_rng(seed), 0.3 + 2 * np.exp(-np.arange(800) / 240)
+        values.append(stability.judge(trend + 0.1 * rng.standard_t(3, 800)).value)
+    assert values.count("stable") >= 57

@@ -63,10 +63,13 @@ def _at_scale(y: np.ndarray, noise: np.ndarray, window: int) -> list[dict[str, A
     """Rises of the running median over ``window`` above the lowest level before it."""
     # The first loss is a single draw: as a level to rise above it gets two deviations of grace.
     y = np.concatenate([y[:1] + 2 * noise[0], y[1:]])
-    # The shortest window compares medians of three, as soon as three high values can follow a low one.
-    short = 3 if window == WINDOWS[0] else window
     level, steps = _level(y, window), np.arange(len(y))
-    past = np.concatenate([np.full(short, y[0]), (level if short == window else _level(y, short))[:-short]])
+    past = np.concatenate([np.full(window, y[0]), level[:-window]])
+    if window == WINDOWS[0]:
+        # While the run is young a median of three tells what was before, as soon as three high values can follow a
+        # low one. Later it would be a heavy tail's longest stretch of luck.
+        young = np.concatenate([np.full(3, y[0]), _level(y, 3)[:-3]])
+        past = np.where(steps < NOISE_WINDOW, young, past)
     low = np.minimum.accumulate(past)
     where = np.maximum.accumulate(np.where(past <= low, steps, 0))
     where = np.maximum(where - window, 0)
