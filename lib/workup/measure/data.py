@@ -1,15 +1,21 @@
 """Batches: the same ones in the same order for the same seed, whatever else a trial sets."""
 
 import itertools
+import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 
 from workup.errors import WorkloadError
 from workup.workload import Workload, size
+
+#: First batches whose drawing is watched for moving a global random stream: it does so from the start, or never.
+LOOKED_AT = 4
 
 
 def loader(workload: Workload, batch_size: int, *, seed: int) -> DataLoader:
@@ -67,6 +73,61 @@ def batches(workload: Workload, batch_size: int, *, seed: int, device: str) -> I
             yield to_device(batch, device)
         if empty:
             raise WorkloadError(f"train_data of {workload.name!r} gave no full batch of {batch_size}.")
+
+
+class Shelf:
+    """The batches of a sweep, drawn once: trials of one batch size and seed get the same tensors again.
+
+    Drawn anew are batches whose drawing moves a global random stream, from which the trials draw too; those that a
+    trial wrote into or that are not all tensors; and what does not fit into ``room`` bytes.
+    """
+
+    def __init__(self, workload: Workload, *, device: str, room: float) -> None:
+        self.workload, self.device, self.room = workload, device, room
+        self.kept: dict[tuple[int, int], tuple[list[tuple[Any, list[int]]], Iterator[Any]]] = {}
+        self.given_up: set[tuple[int, int]] = set()
+
+    def batches(self, batch_size: int, *, seed: int) -> Iterator[Any]:
+        """As :func:`batches`."""
+        key, step = (batch_size, seed), 0
+        fresh = batches(self.workload, batch_size, seed=seed, device=self.device)
+        drawn, source = self.kept.setdefault(key, ([], fresh))
+        while key not in self.given_up:
+            if step == len(drawn):
+                before = _streams() if step < LOOKED_AT else None
+                batch = next(source)
+                if not self._fits(batch) or (before and before != _streams()):
+                    self._give_up(key)
+                    yield batch
+                    yield from source
+                    return
+                drawn.append((batch, _versions(batch)))
+            elif _versions(drawn[step][0]) != drawn[step][1]:
+                self._give_up(key)
+                break
+            yield drawn[step][0]
+            step += 1
+        yield from itertools.islice(fresh, step, None)
+
+    def _give_up(self, key: tuple[int, int]) -> None:
+        self.given_up.add(key)
+        self.kept.pop(key)
+
+    def _fits(self, batch: Any) -> bool:
+        leaves = tree_leaves(batch)
+        self.room -= sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
+        return self.room > 0 and all(isinstance(leaf, (Tensor, int, float, str)) for leaf in leaves)
+
+
+def _versions(batch: Any) -> list[int]:
+    """How often each tensor of a batch has been written into."""
+    return [leaf._version for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+
+
+def _streams() -> tuple[bytes, bytes, int, int]:
+    """Where the global random streams stand."""
+    state: Any = np.random.get_state()  # noqa: NPY002
+    return torch.get_rng_state().numpy().tobytes(), state[1].tobytes(), state[2], hash(random.getstate())
 
 
 def evaluation_batches(

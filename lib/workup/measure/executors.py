@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from workup.errors import ParameterError, nearest
-from workup.measure import cluster, ensemble, workers
+from workup.measure import cluster, ensemble, memory, workers
 from workup.measure.ensemble import Comparison, Unfit
 from workup.measure.train import train
 from workup.measure.workers import Job
@@ -68,8 +68,9 @@ def execute(
     recipe = workers.recipe(workload, reference) if away else None
     if away:
         yield from workers.spread(recipe, trials, away, device=device, save=save, note=note)
+    shelf = memory.shelf(workload, trials, device)
     for job in here:
-        yield from workers.job(workload, dict(enumerate(trials)), job, device=device, save=save, note=note)
+        yield from workers.job(workload, dict(enumerate(trials)), job, device=device, save=save, note=note, shelf=shelf)
 
 
 def _singly(indices: Sequence[int]) -> list[Job]:

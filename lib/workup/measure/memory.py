@@ -11,7 +11,8 @@ import gc
 import math
 import resource
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from workup.workload import Workload
 
 #: Part of the free memory that is left alone when nobody says what the limit is.
 MARGIN = 0.1
+#: Part of the memory that the batches of a sweep may take.
+SHELF = 0.02
 #: Bytes a thread that libraries map for their buffers and hardly touch: the data segment counts them, memory does not.
 UNTOUCHED = 16 * 2**20
 
@@ -114,6 +117,14 @@ def _cgroup_room(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys
                     left = int((folder / most).read_text()) - int((folder / used).read_text())
                     room["the control group's limit"] = min(left, room.get("the control group's limit", left))
     return room
+
+
+def shelf(workload: Workload, trials: Sequence[Trial], device: str) -> data.Shelf:
+    """A shelf for the batches that several of ``trials`` share, in ``SHELF`` of the memory; the others are drawn."""
+    uses = Counter((trial.batch_size, trial.seed) for trial in trials)
+    made = data.Shelf(workload, device=device, room=SHELF * memory_limit(device).bytes)
+    made.given_up |= {key for key, count in uses.items() if count == 1}
+    return made
 
 
 # -- one attempt ------------------------------------------------------------------------------

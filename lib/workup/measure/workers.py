@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 
 from workup.errors import ParameterError, WorkupError
-from workup.measure import devices, ensemble
+from workup.measure import data, devices, ensemble, memory
 from workup.measure.train import train
 from workup.trace import COLUMNS, Trace, Trial
 from workup.workload import Workload, load
@@ -76,7 +76,16 @@ def unsent(why: str, executor: str = "processes") -> ParameterError:
     return ParameterError(f"executor '{executor}': the workload cannot be sent to a process ({why}). {hint}")
 
 
-def job(workload: Workload, trials: Mapping[int, Trial], job: Job, *, device: str, save: Any, note: Callable) -> Found:
+def job(
+    workload: Workload,
+    trials: Mapping[int, Trial],
+    job: Job,
+    *,
+    device: str,
+    save: Any,
+    note: Callable,
+    shelf: data.Shelf | None = None,
+) -> Found:
     """Train a job's trials, here; what its stack turns out not to hold, the plain loop trains.
 
     Raises:
@@ -93,7 +102,7 @@ def job(workload: Workload, trials: Mapping[int, Trial], job: Job, *, device: st
         except ensemble.Unfit as error:
             note(f"{len(rest)} trials left their ensemble: {error}")
     for index in rest:
-        trace = train(workload, trials[index], device=device, save=save and partial(save, index))
+        trace = train(workload, trials[index], device=device, save=save and partial(save, index), shelf=shelf)
         yield index, marked(trace, "serial")
         if trace.status == "interrupted":
             raise KeyboardInterrupt
@@ -214,6 +223,7 @@ def _serve(pipe: Any, recipe: Any, device: str, environment: Mapping[str, str], 
             workload = load(recipe) if isinstance(recipe, str) else pickle.loads(recipe)
         except Exception as error:
             return pipe.send(("error", -1, error if isinstance(error, WorkupError) else unsent(f"{error}")))
+        shelf = memory.shelf(workload, [], device)
         while True:
             trials, work = pipe.recv()
 
@@ -224,7 +234,8 @@ def _serve(pipe: Any, recipe: Any, device: str, environment: Mapping[str, str], 
                 pipe.send(("note", -1, sentence))
 
             try:
-                for index, trace in job(workload, trials, work, device=device, save=save, note=note):
+                found = job(workload, trials, work, device=device, save=save, note=note, shelf=shelf)
+                for index, trace in found:
                     pipe.send(("trace", index, trace))
                 pipe.send(("end", -1, None))
             except WorkupError as error:
