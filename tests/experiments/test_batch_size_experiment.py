@@ -39,6 +39,25 @@ def test_from_probe_to_a_recommendation_that_ran_again(session, monkeypatch):
     assert costs.set_index("batch_size").loc[8, "steps"] == pytest.approx(100)
 
 
+@pytest.mark.parametrize(("exact", "found"), [(None, range(950, 1001)), (True, [1000])])
+def test_the_exact_size_is_bisected_where_it_is_asked_for(session, monkeypatch, exact, found):
+    class Prober:
+        """A machine on which 1,000 examples fit into the gigabyte."""
+
+        def __init__(self, *_, **__): ...
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_): ...
+        def attempt(self, size):
+            status = "fits" if size <= 1000 else "out_of_memory"
+            return experiment.Attempt(batch_size=size, status=status, peak_bytes=min(size, 1000) * 10**6)
+
+    monkeypatch.setattr(experiment, "Prober", Prober)
+    attempts = experiment.probe(session(exact=exact, memory_limit_gb=1.0))
+    assert attempts[attempts["status"] == "fits"]["batch_size"].max() in found
+
+
 def test_the_data_set_is_the_roof_where_it_is_smaller_than_the_cap(session):
     assert experiment.roof(session()) == (4096, "the data set")
     assert experiment.roof(session(max_batch_size=10**6)) == (4096, "the data set")

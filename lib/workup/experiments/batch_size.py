@@ -52,11 +52,13 @@ def probe(session: Session) -> pd.DataFrame:
     slowest = BUDGET[session.budget]["slowest"]
     tried: list[Attempt] = []
     first = min(session.workload.batch_size, most)
+    within, tries = (0.0, 20) if session.settle("exact", fallback=False) else (0.05, 6)
+    reach: dict[str, Any] = {"first": first, "most": most, "within": within, "tries": tries}
     with (
-        progress(6, "memory probe", unit="attempts") as bar,
+        progress(tries, "memory probe", unit="attempts") as bar,
         Prober(session.reference, device=session.device, limit=held, patience=120 + 60 * slowest) as prober,
     ):
-        for one in search(prober.attempt, first=first, most=most, limit_bytes=held.bytes, slowest_seconds=slowest):
+        for one in search(prober.attempt, limit_bytes=held.bytes, slowest_seconds=slowest, **reach):
             tried.append(one)
             bar.advance(note=f"{one.batch_size}: {one.status}")
         bar.total = len(tried)

@@ -192,12 +192,12 @@ def next_size(
         # Peak memory is convex in the size: what leads at small sizes need not at large ones. So far
         # beyond the last measurement its line is only half believed, and measured again on the way.
         far = guess > 2 * low and guess < roof
-        guess = min(0.8 * guess if far else 0.98 * guess, in_time, 16 * low)
+        guess = min((0.8 if far else 1 - 0.4 * within) * guess, in_time, 16 * low)
     elif bad and low >= 4 and within:
         return low // 4  # a second point for the line, below since above did not fit
     else:
         guess = math.sqrt(low * bad) if bad else 4 * low
-    guess = max(guess, low * (1 + within), low + 1)
+    guess = max(guess, low * (1 + (within or 0.01)), low + 1)
     if bad is None and guess > in_time:
         return None
     if bad and guess * (1 + within / 2) >= bad:  # the line is proven wrong, or this would prove little
