@@ -73,7 +73,7 @@ def run_command(references: tuple[str, ...], **asked: Any) -> None:
     """Run the workbook's notebooks on a workload, or on several, each in a study of its own."""
     from workup import running
 
-    for name, variable in (("ray_address", "RAY_ADDRESS"), ("gpus_per_trial", "WORKUP_GPUS_PER_TRIAL")):
+    for name, variable in (("ray_address", "RAY_ADDRESS"), ("gpus_per_trial", running.cluster.GPUS)):
         if value := asked.pop(name):
             os.environ[variable] = value  # the notebooks' kernels inherit it
     one = len(references) == 1

@@ -108,3 +108,17 @@ def test_batches_of_more_than_tensors_are_drawn_anew(make_workload):
     (plain, read), (kept, again) = both(workload)
     assert kept == plain
     assert again == read
+
+
+def test_an_example_that_cannot_be_read_fails_every_trial_with_its_own_reason(make_workload):
+    class Broken(Drawn):
+        def __getitem__(self, index):
+            if self.read >= 40:
+                raise OSError("shard 3 is gone")
+            return super().__getitem__(index)
+
+    workload = make_workload(train_data=Broken(), model=model, loss=loss)
+    shelf = data.Shelf(workload, device="cpu", room=2**20)
+    seen = [train(workload, trial, shelf=shelf) for trial in TRIALS[:2]]
+    assert [trace.status for trace in seen] == ["failed", "failed"]
+    assert all("OSError: shard 3 is gone" in trace.reason for trace in seen)

@@ -95,7 +95,11 @@ class Shelf:
         while key not in self.given_up:
             if step == len(drawn):
                 before = _streams() if step < LOOKED_AT else None
-                batch = next(source)
+                try:
+                    batch = next(source)
+                except BaseException:  # an iterator that failed is at its end: the next trial draws from its own
+                    self._give_up(key)
+                    raise
                 if not self._fits(batch) or (before and before != _streams()):
                     self._give_up(key)
                     yield batch
