@@ -24,6 +24,8 @@ class Finding:
         evidence: the numbers it rests on.
         caveats: what would make it wrong.
         settle: for an answer that cannot be told, what would settle it.
+        because: the reason in one clause, for a line of the prescription.
+        at: the settings it was measured at, those of ``lr, batch_size, warmup_steps, clip_norm`` that it depends on.
         experiment: the notebook that found it; filled in by the study.
 
     Example:
@@ -41,6 +43,8 @@ class Finding:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     caveats: tuple[str, ...] = ()
     settle: str = ""
+    because: str = ""
+    at: Mapping[str, Any] = field(default_factory=dict)
     experiment: str = ""
 
     def __post_init__(self) -> None:
@@ -88,17 +92,52 @@ def plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One line of a prescription.
+
+    Args:
+        name: as ``peak_lr``.
+        value, today: what to train with, and what the user trains with.
+        interval, confidence: of ``value``; None and "" where it stays as it is.
+        why: one clause.
+        source: the notebook it comes from, "" where it stays as it is.
+    """
+
+    name: str
+    value: Any
+    today: Any
+    interval: tuple[float, float] | None = None
+    confidence: str = ""
+    why: str = "as you have it"
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conflict:
+    """Findings that contradict each other, and what the prescription does about it.
+
+    Args:
+        name: which of ``workup.judge.prescription.CONTRADICTIONS``.
+        text: what contradicts what and what follows, in plain words.
+        run: notebooks whose run would resolve it, as ``07``; "" where the prescription already does.
+    """
+
+    name: str
+    text: str
+    run: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prescription:
     """A study's findings as the settings to train with, and as lines to paste.
-
-    Settings that no finding speaks of stay as the user has them; ``sources`` says, by
-    setting, which finding each comes from ("as you have it" where none).
 
     Args:
         batch_size, peak_lr, warmup_steps, clip_norm: the settings (playbook: B, C, D, E).
         max_train_steps: steps in all, the warmup already added (playbook: D5).
         schedule: whether the user's own schedule follows the warmup.
         precision: fp32, bf16 or fp16.
+        settings: each with its interval, how sure, and why.
+        conflicts: what in the findings does not fit together.
     """
 
     batch_size: int
@@ -108,10 +147,17 @@ class Prescription:
     clip_norm: float | None
     schedule: bool
     precision: str = "fp32"
-    sources: Mapping[str, str] = field(default_factory=dict)
+    settings: tuple[Setting, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return dict(plain(dataclasses.asdict(self)))
+
+    @property
+    def tried(self) -> dict[str, Any]:
+        """The settings that a run is told by, as :attr:`Finding.at` names them."""
+        at = {"lr": self.peak_lr, "batch_size": self.batch_size, "warmup_steps": self.warmup_steps}
+        return at | {"clip_norm": self.clip_norm}
 
     def as_torch(self) -> str:
         """Lines for a plain PyTorch loop."""
@@ -172,54 +218,3 @@ class Prescription:
             f"    max_grad_norm={clip},{flags}\n"
             ")"
         )
-
-
-def prescribe(findings: Mapping[str, Finding], *, workload: Any) -> Prescription:
-    """The settings that ``findings`` (by name) recommend for ``workload``, others as they are.
-
-    A peak learning rate past the one that is best without help is only prescribed together
-    with the warmup or the clipping that made it trainable: each of those findings carries
-    its own ``evidence["peak_lr"]`` (playbook: D5, E3).
-    """
-    given: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-
-    def take(setting: str, value: Any, finding: Finding) -> None:
-        given[setting] = value
-        sources[setting] = f"{finding.experiment or finding.name} ({finding.rule})"
-
-    def told(name: str) -> Finding | None:
-        found = findings.get(name)
-        return found if found is not None and found.told else None
-
-    if found := told("recommended_batch_size"):
-        take("batch_size", int(found.value), found)
-    if found := told("best_lr"):
-        # Right at the edge another seed may diverge; only warmup or clipping, below, go there.
-        cautious = found.evidence.get("lr_at_edge") and found.evidence.get("cautious_lr")
-        # The rule that carries a rate to the whole run is one for constant rates.
-        carried = (found.evidence.get("carried") or {}).get("value") if workload.schedule is None else None
-        take("peak_lr", float(min(rate for rate in (found.value, cautious, carried) if rate)), found)
-    if found := told("warmup_steps"):
-        take("warmup_steps", int(found.value), found)
-        if found.value and found.evidence.get("peak_lr"):
-            take("peak_lr", float(found.evidence["peak_lr"]), found)
-    if found := told("clip_norm"):
-        wanted = found.value != "none"
-        take("clip_norm", float(found.value) if wanted else None, found)
-        if wanted and found.evidence.get("peak_lr") and not given.get("warmup_steps"):
-            take("peak_lr", float(found.evidence["peak_lr"]), found)
-    stay = {
-        "batch_size": workload.batch_size,
-        "peak_lr": workload.lr,
-        "warmup_steps": 0,
-        "clip_norm": None,
-    }
-    settings = {**stay, **given}
-    return Prescription(
-        **settings,
-        max_train_steps=workload.max_train_steps + settings["warmup_steps"],
-        schedule=workload.schedule is not None,
-        precision=workload.precision,
-        sources={name: sources.get(name, "as you have it") for name in stay},
-    )

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from workup.errors import StudyError
-from workup.finding import Finding, Prescription, prescribe
+from workup.finding import Finding, Prescription
 from workup.trace import Trace
 
 
@@ -157,16 +157,22 @@ class Study:
         body = {"experiment": experiment, **about, "findings": [f.to_dict() for f in findings]}
         self._write(f"findings/{experiment}.json", json.dumps(body, indent=2, allow_nan=False))
 
-    def findings(self) -> dict[str, Finding]:
-        """By name; where several notebooks speak of one name, the last in the workbook's order that can tell."""
+    def findings(self, *, before: str | None = None) -> dict[str, Finding]:
+        """By name; where several notebooks speak of one name, the last in the workbook's order that can tell.
+
+        Args:
+            before: a notebook; only what those before it in the workbook found.
+        """
         found: dict[str, Finding] = {}
         for path in sorted((self.folder / "findings").glob("*.json")):
+            if before is not None and path.stem >= before:
+                continue
             try:
                 body = json.loads(path.read_text())
                 for values in body["findings"]:
                     finding = Finding.from_dict({**values, "experiment": body["experiment"]})
-                    before = found.get(finding.name)
-                    if finding.told or before is None or not before.told:
+                    earlier = found.get(finding.name)
+                    if finding.told or earlier is None or not earlier.told:
                         found[finding.name] = finding
             except (ValueError, KeyError, TypeError) as error:
                 raise StudyError(
@@ -174,9 +180,8 @@ class Study:
                 ) from error
         return found
 
-    def prescribe(self, workload: Any) -> Prescription:
-        """The findings as settings; also written to ``prescription.json``."""
-        prescription = prescribe(self.findings(), workload=workload)
+    def save_prescription(self, prescription: Prescription) -> None:
+        """Write ``prescription.json``: the settings, and the lines to paste."""
         lines = {
             "pytorch": prescription.as_torch(),
             "lightning": prescription.as_lightning(),
@@ -184,7 +189,6 @@ class Study:
         }
         body = {**prescription.to_dict(), "lines": lines}
         self._write("prescription.json", json.dumps(body, indent=2, allow_nan=False))
-        return prescription
 
     def prescription(self) -> dict[str, Any] | None:
         """What ``prescription.json`` says, or None before there is one."""

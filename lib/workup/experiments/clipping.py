@@ -8,10 +8,12 @@ import numpy as np
 import pandas as pd
 
 from workup.experiments import instability
-from workup.experiments.learning_rate import final_loss, initial_loss
+from workup.experiments.learning_rate import again, at, final_loss, initial_loss
+from workup.experiments.pairs import over_seeds
 from workup.experiments.session import Session
 from workup.finding import Finding
 from workup.judge import clipping as judge
+from workup.judge.difference import Difference
 from workup.trace import Trace, Trial
 
 BUDGET = {"smoke": {"steps": 120}, "standard": {"steps": 500}, "thorough": {"steps": 2000}}
@@ -20,24 +22,27 @@ PERCENTILES = (90, 75, 50)
 
 
 def plan(session: Session) -> list[Trial]:
-    """The unclipped run at lr*, whose norms set the threshold, and the one at the unstable rate."""
-    lr = session.settle("lr", finding="best_lr", fallback=session.workload.lr)
-    high = session.settle("high_lr", finding="unstable_lr", fallback=2 * lr)
-    size = session.settle("batch_size", finding="recommended_batch_size", fallback=session.workload.batch_size)
+    """Unclipped, with the warmup prescribed: the prescribed rate, whose norms set the threshold, and twice it."""
+    lr = session.settle("lr", setting="peak_lr")
+    high = session.settle("high_lr", fallback=2 * lr)
+    size = session.settle("batch_size", setting="batch_size")
+    ramp = session.settle("warmup_steps", setting="warmup_steps")
     wanted = session.settle("steps", fallback=BUDGET[session.budget]["steps"])
+    steps = min(max(int(wanted), 2 * ramp), session.workload.max_train_steps)
     base = Trial(
-        lr=lr,
-        steps=min(int(wanted), session.workload.max_train_steps),
+        lr=float(f"{lr:.6g}"),
+        steps=steps,
         batch_size=int(size),
+        warmup_steps=min(ramp, steps),
         seed=session.seed,
         eval_every=1 if session.workload.eval_data is not None else 0,
         eval_examples=int(instability.BUDGET[session.budget]["eval_examples"]),
     )
-    return [base, dataclasses.replace(base, lr=high)]
+    return [base, at(base, high)]
 
 
 def plan_clipped(session: Session, traces: list[Trace]) -> list[Trial]:
-    """Both rates clipped at the threshold, then the high one ever tighter (playbook: E3, E4)."""
+    """Both rates clipped at the threshold, ever tighter (playbook: E3, E4)."""
     calm, high = traces
     thresholds = [judge.threshold(calm.steps.grad_norm, percentile=p) for p in PERCENTILES]
     if session.knobs.get("clip_norm"):
@@ -45,8 +50,8 @@ def plan_clipped(session: Session, traces: list[Trace]) -> list[Trial]:
     usable = [float(f"{t:.4g}") for t in thresholds if t is not None and t > 0]
     if not usable:
         return []
-    first = dataclasses.replace(calm.trial, clip_norm=usable[0])
-    return [first, *(dataclasses.replace(high.trial, clip_norm=t) for t in dict.fromkeys(usable))]
+    limits = list(dict.fromkeys(usable))
+    return [dataclasses.replace(trace.trial, clip_norm=limit) for trace in (calm, high) for limit in limits]
 
 
 def plan_open(session: Session, traces: list[Trace]) -> dict[str, Trial]:
@@ -108,15 +113,52 @@ def table(traces: list[Trace]) -> pd.DataFrame:
     )
 
 
+def raised(traces: list[Trace], clipped: list[Trace]) -> Trial | None:
+    """The higher rate with the loosest threshold that makes it stable where it breaks without; None where none does."""
+    rows = table([*traces, *clipped])
+    if rows.stability[1] in instability.NOT_SHAKY:
+        return None
+    stable = [trace.trial for trace, verdict in zip(clipped, rows.stability[2:], strict=True) if verdict == "stable"]
+    held = [trial for trial in stable if trial.lr == traces[1].trial.lr]
+    return max(held, key=lambda trial: trial.clip_norm or 0.0, default=None)
+
+
+def beside(session: Session, traces: list[Trace], clipped: list[Trace]) -> Difference | None:
+    """How that ends beside the prescribed rate unclipped, over seeds; None where no threshold opens the higher one."""
+    trial = raised(traces, clipped)
+    return over_seeds(session, trial, traces[0].trial) if trial else None
+
+
+def rate_again(session: Session, trial: Trial | None, paid: Difference | None) -> Finding | None:
+    """The rate to train the whole run with once that threshold is in place; None where it does not pay."""
+    return again(session, trial) if trial and paid and paid.matters else None
+
+
 def named(unclipped: list[Trace], clipped: list[Trace]) -> dict[str, Trace]:
-    """Traces by what they were clipped at, for a figure."""
-    return {"unclipped": unclipped[0], **{f"clipped at {t.trial.clip_norm:.3g}": t for t in clipped}}
+    """The prescribed rate, and the higher one by what it was clipped at, for a figure."""
+    calm, high = unclipped
+    above = [trace for trace in clipped if trace.trial.lr == high.trial.lr]
+    held = {f"clipped at {trace.trial.clip_norm:.3g}": trace for trace in above}
+    return {f"lr {calm.trial.lr:.3g}, unclipped": calm, f"lr {high.trial.lr:.3g}, unclipped": high, **held}
 
 
-def conclude(session: Session, traces: list[Trace], clipped: list[Trace], opened: pd.DataFrame) -> tuple[Finding, ...]:
-    """clip_norm and clipped_fraction: from the norms, then corrected by what the trials showed."""
-    proposed = judge.judge(traces[0].steps.grad_norm)
-    clip, share = judge.choose(table([*traces, *clipped]), proposed)
+def conclude(
+    session: Session,
+    traces: list[Trace],
+    clipped: list[Trace],
+    opened: pd.DataFrame,
+    paid: Difference | None = None,
+    peak: Finding | None = None,
+) -> tuple[Finding, ...]:
+    """clip_norm and clipped_fraction: from the norms, then corrected by what the trials showed.
+
+    Args:
+        paid: from :func:`beside`. peak: from :func:`rate_again`.
+    """
+    norms = [trace.steps.grad_norm for trace in traces]
+    touched = judge.touched(norms[0], norms[1], PERCENTILES)
+    proposed = judge.judge(norms[0])
+    clip, share = judge.choose(table([*traces, *clipped]), proposed, touched=touched, paid=paid, peak=peak)
     failed = [trace for trace in (*traces, *clipped) if trace.status in ("failed", "out_of_memory")]
     if failed and clip.value == "none":
         why = f"Which threshold helps cannot be told: {len(failed)} trials failed ({failed[0].reason})."
@@ -131,4 +173,6 @@ def conclude(session: Session, traces: list[Trace], clipped: list[Trace], opened
         evidence={**clip.evidence, **({"open_questions": measured} if measured else {})},
         caveats=(*clip.caveats, *_answers(opened)),
     )
-    return session.conclude(clip, share)
+    trial = traces[0].trial
+    where = {"lr": trial.lr, "batch_size": trial.batch_size, "warmup_steps": trial.warmup_steps}
+    return session.conclude(clip, share, at=where)

@@ -7,24 +7,30 @@ import numpy as np
 import pandas as pd
 
 from workup.experiments import instability
+from workup.experiments.learning_rate import initial_loss
 from workup.experiments.session import Session
 from workup.finding import Finding, Prescription
 from workup.judge import checkpoints
 from workup.trace import Trace, Trial
 
+#: Steps at most (None: all of the run's), seeds to begin with and at most.
 BUDGET: dict[str, dict[str, Any]] = {
-    "smoke": {"steps": 120, "seeds": 3},
-    "standard": {"steps": 1000, "seeds": 3},
-    "thorough": {"steps": None, "seeds": 5},
+    "smoke": {"steps": 120, "seeds": (3, 3)},
+    "standard": {"steps": 3000, "seeds": (3, 5)},
+    "thorough": {"steps": None, "seeds": (5, 8)},
 }
 EVALUATIONS = 50
 
 
-def plan(session: Session, prescription: Prescription) -> Mapping[str, list[Trial]]:
-    """Equal steps and seeds for "present" and "prescribed", each with the workload's own schedule."""
+def plan(session: Session, prescription: Prescription, *, more: int = 0) -> Mapping[str, list[Trial]]:
+    """Equal steps and seeds for "present" and "prescribed", each with the workload's own schedule.
+
+    Args:
+        more: seeds beyond those of the budget.
+    """
     budget, own = BUDGET[session.budget], session.workload
     steps = min(int(session.settle("steps", fallback=budget["steps"] or own.max_train_steps)), own.max_train_steps)
-    seeds = int(session.settle("seeds", fallback=budget["seeds"]))
+    seeds = int(session.settle("seeds", fallback=budget["seeds"][0])) + more
     shared = {
         "steps": steps,
         "shape": "workload",
@@ -44,13 +50,23 @@ def plan(session: Session, prescription: Prescription) -> Mapping[str, list[Tria
     }
 
 
-def settings(session: Session, prescription: Prescription) -> pd.DataFrame:
-    """Present and prescribed settings side by side, and which notebook each comes from."""
-    own = session.workload
-    present = {"batch_size": own.batch_size, "peak_lr": own.lr, "warmup_steps": 0, "clip_norm": None}
+def more_seeds(
+    session: Session, prescription: Prescription, groups: Mapping[str, list[Trace]]
+) -> Mapping[str, list[Trace]]:
+    """``groups`` with further seeds, one at a time, until they tell a difference or the budget's limit is reached."""
+    most = 0 if session.knobs.get("seeds") else BUDGET[session.budget]["seeds"][1]
+    while not judge(session, groups).told and len(groups["present"]) < most:
+        more = len(groups["present"]) + 1 - BUDGET[session.budget]["seeds"][0]
+        trials = plan(session, prescription, more=more)
+        groups = {name: session.run(runs, label=f"{name}, one more seed") for name, runs in trials.items()}
+    return groups
+
+
+def settings(prescription: Prescription) -> pd.DataFrame:
+    """Present and prescribed settings side by side, and why."""
     rows = [
-        {"setting": key, "present": value, "prescribed": getattr(prescription, key), "from": prescription.sources[key]}
-        for key, value in present.items()
+        {"setting": line.name, "present": line.today, "prescribed": line.value, "why": line.why}
+        for line in prescription.settings
     ]
     return pd.DataFrame(rows, dtype=object).set_index("setting")
 
@@ -61,7 +77,7 @@ def schedules(session: Session, trials: Mapping[str, list[Trial]]) -> dict[str, 
 
 
 def table(groups: Mapping[str, list[Trace]]) -> pd.DataFrame:
-    """A row per run: settings, seed, status, stability, best (lowest evaluation loss), best_step, examples, seconds.
+    """A row per run: settings, seed, status, stability, initial (training loss), best (lowest evaluation loss), …
 
     Without evaluation data, best is the lowest mean of 50 training losses.
     """
@@ -79,6 +95,7 @@ def table(groups: Mapping[str, list[Trace]]) -> pd.DataFrame:
                     "seed": trace.trial.seed,
                     "status": trace.status,
                     "stability": instability.verdict(trace).value,
+                    "initial": initial_loss(trace),
                     "best": float(finite.min()) if some else float("nan"),
                     "best_step": int(finite.argmin()) if some else -1,
                     "examples": int(trace.steps.examples.sum()),
@@ -88,9 +105,13 @@ def table(groups: Mapping[str, list[Trace]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def conclude(session: Session, groups: Mapping[str, list[Trace]]) -> tuple[Finding, ...]:
+def judge(session: Session, groups: Mapping[str, list[Trace]]) -> Finding:
     """improvement: prescribed against present, paired by seed."""
     trial = groups["prescribed"][0].trial
     what = "evaluation loss" if trial.eval_every else "training loss"
-    share = trial.steps / session.workload.max_train_steps
-    return session.conclude(checkpoints.judge(table(groups), what=what, share=share))
+    return checkpoints.judge(table(groups), what=what, share=trial.steps / session.workload.max_train_steps)
+
+
+def conclude(session: Session, prescription: Prescription, groups: Mapping[str, list[Trace]]) -> tuple[Finding, ...]:
+    """improvement, which holds for this prescription alone."""
+    return session.conclude(judge(session, groups), at=prescription.tried)

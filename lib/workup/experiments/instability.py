@@ -8,9 +8,11 @@ import numpy as np
 import pandas as pd
 
 from workup.experiments.learning_rate import at, final_loss, initial_loss
+from workup.experiments.pairs import over_seeds
 from workup.experiments.session import Session
 from workup.finding import Finding
 from workup.judge import fixes, stability
+from workup.judge.difference import Difference, compare
 from workup.judge.sweep import KEPT, stuck
 from workup.measure import architecture
 from workup.measure.optimizers import sgd_momentum
@@ -21,20 +23,22 @@ BUDGET: dict[str, Any] = {
     "standard": {"steps": 500, "eval_examples": 128, "adam": (3e-4, 1e-3, 3e-3)},
     "thorough": {"steps": 500, "eval_examples": 512, "adam": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)},
 }
-#: lr* itself for comparison, the test rate, and the double-check (playbook: C5, C7).
+#: The rate prescribed so far, for comparison, the test rate, and the double-check (playbook: C5, C7).
 MULTIPLES = (1, 2, 5, 10)
+#: Halvings at most, where that rate is itself not calm.
+HALVINGS = 3
 #: Verdicts that name no instability.
 NOT_SHAKY = ("stable", "cannot_tell")
 
 
 def plan(session: Session) -> list[Trial]:
-    """One run at each multiple of lr*, evaluated after every step; equal weights and batches."""
+    """One run at each multiple of the prescribed rate, evaluated after every step; equal weights and batches."""
     budget = BUDGET[session.budget]
-    lr = session.settle("lr", finding="best_lr", fallback=session.workload.lr)
-    size = session.settle("batch_size", finding="recommended_batch_size", fallback=session.workload.batch_size)
+    lr = session.settle("lr", setting="peak_lr")
+    size = session.settle("batch_size", setting="batch_size")
     steps = min(int(session.settle("steps", fallback=budget["steps"])), session.workload.max_train_steps)
     base = Trial(
-        lr=lr,
+        lr=float(f"{lr:.6g}"),
         steps=steps,
         batch_size=int(size),
         seed=session.seed,
@@ -42,6 +46,21 @@ def plan(session: Session) -> list[Trial]:
         eval_examples=int(budget["eval_examples"]),
     )
     return [at(base, lr * multiple) for multiple in MULTIPLES]
+
+
+def calmer(session: Session, traces: list[Trace]) -> list[Trace]:
+    """``traces``, and before them runs at a half, a quarter, … of the rate until one is calm (C8); none if it is."""
+    for _ in range(HALVINGS):
+        if table(traces).stability[0] in NOT_SHAKY:
+            break
+        lower = at(traces[0].trial, traces[0].trial.lr / 2)
+        traces = session.run([lower], label=f"a calmer rate, {lower.lr:.3g}") + traces
+    return traces
+
+
+def doubled(traces: list[Trace]) -> Trace:
+    """The run at twice the prescribed rate, third from the top (playbook: C5)."""
+    return traces[MULTIPLES.index(2) - len(MULTIPLES)]
 
 
 def verdict(trace: Trace) -> Finding:
@@ -56,13 +75,13 @@ def verdict(trace: Trace) -> Finding:
 
 
 def table(traces: list[Trace], calm: Trace | None = None) -> pd.DataFrame:
-    """A row per trace: times_best (its multiple of lr*), lr, stability, events, initial, final, status.
+    """A row per trace: times (its multiple of the lowest rate), lr, stability, events, initial, final, status.
 
-    Stability is also ``stuck``: no rise that lasts, but a plateau that lr* leaves, or less than half of what it
-    learns (playbook: C6).
+    Stability is also ``stuck``: no rise that lasts, but a plateau that the calm rate leaves, or less than half of
+    what it learns (playbook: C6).
 
     Args:
-        calm: the run at lr*; the first trace where not given.
+        calm: the run to compare with; the first trace where not given.
     """
     calm = calm or traces[0]
     rows = []
@@ -70,7 +89,7 @@ def table(traces: list[Trace], calm: Trace | None = None) -> pd.DataFrame:
         found = verdict(trace)
         rows.append(
             {
-                "times_best": trace.trial.lr / calm.trial.lr,
+                "times": _times(trace.trial, calm),
                 "lr": trace.trial.lr,
                 "stability": found.value or "cannot_tell",
                 "events": len(found.evidence.get("events", ())),
@@ -87,9 +106,16 @@ def table(traces: list[Trace], calm: Trace | None = None) -> pd.DataFrame:
 
 
 def shaky(traces: list[Trace]) -> list[Trace]:
-    """Those above lr* that are not stable."""
+    """Those above the lowest rate that are not stable."""
     told = table(traces).stability
     return [trace for trace, value in zip(traces[1:], told[1:], strict=True) if value not in NOT_SHAKY]
+
+
+def best_calm(traces: list[Trace]) -> Trace:
+    """The stable run that ends lowest, which a remedy at a higher rate must beat; the lowest rate where none is."""
+    told = table(traces).stability
+    calm = [trace for trace, value in zip(traces, told, strict=True) if value == "stable"]
+    return min(calm or traces[:1], key=lambda trace: np.nan_to_num(final_loss(trace), nan=np.inf))
 
 
 def another_optimizer(session: Session, traces: list[Trace]) -> list[Trace]:
@@ -108,16 +134,16 @@ def audit(session: Session) -> architecture.Audit:
 def plan_fixes(
     session: Session, traces: list[Trace], adam: list[Trace], model: architecture.Audit
 ) -> dict[tuple[str, float], Trial]:
-    """The playbook's remedies, by name and multiple of lr*, at the lowest and the highest that is not stable.
+    """The playbook's remedies, by name and multiple of the rate, at the lowest and the highest that is not stable.
 
-    Paired: equal seeds, batches and steps. Adam's multiples are of its own best rate. Where all
-    is stable, the run at twice lr* alone.
+    Paired: equal seeds, batches and steps. Adam's multiples are of its own best rate; ``lower lr`` is the best calm
+    rate as it is. Where all is stable, the run at twice the rate alone.
     """
-    hot, calm = shaky(traces), traces[0]
+    hot, calm, low = shaky(traces), traces[0], best_calm(traces)
     if not hot:
-        return {("nothing", _times(traces[1].trial, calm)): traces[1].trial}
-    ramp = max(1, calm.trial.steps // 10)
-    norms = calm.steps.grad_norm[np.isfinite(calm.steps.grad_norm)]
+        return {("nothing", _times(doubled(traces).trial, calm)): doubled(traces).trial}
+    ramp = max(1, low.trial.steps // 10)
+    norms = low.steps.grad_norm[np.isfinite(low.steps.grad_norm)]
     clip = float(f"{np.percentile(norms, 90):.4g}") if len(norms) and norms.max() > 0 else None
     remedies: dict[str, dict[str, Any]] = {"nothing": {}, "warmup": {"warmup_steps": ramp}}
     if clip:
@@ -131,7 +157,7 @@ def plan_fixes(
         planned |= {(fix, times): dataclasses.replace(base, **how) for fix, how in remedies.items()}
         if own is not None:
             planned["adam", times] = at(own.trial, own.trial.lr * times)
-    return {**planned, ("lower lr", 1.0): calm.trial}
+    return {**planned, ("lower lr", _times(low.trial, calm)): low.trial}
 
 
 def _times(trial: Trial, calm: Trace) -> float:
@@ -139,77 +165,86 @@ def _times(trial: Trial, calm: Trace) -> float:
 
 
 def fix_table(tried: Mapping[tuple[str, float], Trial], traces: list[Trace]) -> pd.DataFrame:
-    """A row per remedy: fix, times (lr*), lr, stability, initial, final, cost (its final loss above lr*'s), status."""
+    """A row per remedy: fix, times (the rate), lr, stability, initial, final, lower, status.
+
+    ``lower``: how much lower than the best calm rate, the last row, it ends, as a share of the descent.
+    """
     rows = table(traces, calm=traces[-1]).assign(fix=[fix for fix, _ in tried], times=[times for _, times in tried])
-    rows["cost"] = rows.final - rows.final.iloc[-1]
-    return rows[["fix", "times", "lr", "stability", "initial", "final", "cost", "status"]]
+    least, start = rows.final.iloc[-1], rows.initial.iloc[-1]
+    rows["lower"] = [compare(final, least, start).share for final in rows.final]
+    return rows[["fix", "times", "lr", "stability", "initial", "final", "lower", "status"]]
+
+
+def beside(session: Session, tried: Mapping[tuple[str, float], Trial], fixed: pd.DataFrame) -> Difference | None:
+    """How the remedy that helps ends beside the best calm rate, over seeds; None where none is worth the runs."""
+    fix = fixes.judge(fixed).value
+    chosen = [trial for (name, _), trial in tried.items() if name == fix]
+    low = [trial for (name, _), trial in tried.items() if name == "lower lr"]
+    return over_seeds(session, chosen[0], low[0]) if chosen and low and fix != "lower lr" else None
 
 
 def at_lowest(tried: Mapping[tuple[str, float], Trial], traces: list[Trace]) -> dict[str, Trace]:
-    """The traces at the lowest rate that was not stable, and at lr*, by remedy: for a figure."""
+    """The traces at the lowest rate that was not stable, and at the best calm one, by remedy: for a figure."""
     low = min(times for fix, times in tried if fix == "nothing")
     named = dict(zip(tried, traces, strict=True))
     return {fix: trace for (fix, times), trace in named.items() if times == low or fix == "lower lr"}
 
 
 def conclude(
-    session: Session, traces: list[Trace], fixed: pd.DataFrame, model: architecture.Audit, cause: Finding
+    session: Session,
+    traces: list[Trace],
+    fixed: pd.DataFrame,
+    model: architecture.Audit,
+    cause: Finding,
+    paid: Difference | None = None,
 ) -> tuple[Finding, ...]:
-    """stability (at 2 x lr*), unstable_lr (the lowest multiple that is not stable), its cause and recommended_fix."""
-    rows = table(traces)
-    test, steps = verdict(traces[1]), traces[1].steps
+    """stability (at twice the rate), unstable_lr (the lowest multiple not stable), its cause and recommended_fix."""
+    rows, run = table(traces), doubled(traces)
+    lr = traces[-len(MULTIPLES)].trial.lr
+    rows["times"] = rows.lr / lr
+    test, steps = verdict(run), run.steps
     rarely = stability.judge(steps.loss, eval_loss=steps.eval_loss.where((steps.step + 1) % 50 == 0))
-    checks = {f"{row.times_best:.0f}x": row.stability for row in rows.itertuples()}
-    itself = str(rows.stability[0])
-    warned = () if itself in NOT_SHAKY else (f"lr* itself is not calm: {itself.replace('_', ' ')}. Take a lower one.",)
+    itself = str(rows.stability.iloc[-len(MULTIPLES)])
+    warned = () if itself in NOT_SHAKY else (f"At {lr:.3g} itself training is not calm: {itself.replace('_', ' ')}.",)
     test = dataclasses.replace(
         test,
         rule="playbook: C2, C5, C7",
-        summary=f"At 2 x {traces[0].trial.lr:.3g}: {test.summary}",
+        summary=f"At twice the rate, {run.trial.lr:.3g}: {test.summary}",
         caveats=(*warned, *test.caveats),
         evidence={
             **test.evidence,
-            "lr": traces[1].trial.lr,
-            "multiples": checks,
+            "lr": run.trial.lr,
+            "multiples": {f"{row.times:.2g}x": row.stability for row in rows.itertuples()},
             "shown_by_evaluation_every_50": rarely.evidence.get("eval_shows", []),
         },
     )
-    hot = rows[~rows.stability.isin(NOT_SHAKY) & (rows.times_best > 1.5)]
     advice = model.advice
-    fix = fixes.judge(fixed, advice=advice)
+    fix = fixes.judge(fixed, advice=advice, beside=paid)
     fix = dataclasses.replace(fix, evidence={**fix.evidence, "audit": advice or "nothing stands out"})
-    return session.conclude(test, _unstable(rows, hot), cause, fix)
+    where = {"lr": lr, "batch_size": run.trial.batch_size}
+    return session.conclude(test, _unstable(rows), cause, fix, at=where)
 
 
-def _unstable(rows: pd.DataFrame, hot: pd.DataFrame) -> Finding:
-    calm = float(rows.lr[rows.stability == "stable"].max()) if (rows.stability == "stable").any() else None
-    untold = rows[rows.stability == "cannot_tell"]
+def _unstable(rows: pd.DataFrame) -> Finding:
+    about: dict[str, Any] = {"name": "unstable_lr", "rule": "playbook: C7, D1"}
+    hot, untold = rows[~rows.stability.isin(NOT_SHAKY)], rows[rows.stability == "cannot_tell"]
     if hot.empty and len(untold):
-        return Finding(
-            name="unstable_lr",
-            value=None,
-            rule="playbook: C7, D1",
-            summary=f"Whether training is stable at {untold.lr.min():.3g} cannot be told: too few steps, or it failed.",
-            confidence="low",
-            settle="Train longer, or mend what failed.",
-        )
+        why = f"Whether training is stable at {untold.lr.min():.3g} cannot be told: too few steps, or it failed."
+        settle = "Train longer, or mend what failed."
+        return Finding(**about, value=None, summary=why, confidence="low", settle=settle)
     if hot.empty:
-        return Finding(
-            name="unstable_lr",
-            value=None,
-            rule="playbook: C7, D1",
-            summary=f"No instability up to {rows.lr.max():.3g}, {rows.times_best.max():.0f} times lr*.",
-            confidence="high",
-            settle="Sweep higher rates, if a higher one would be of use.",
-        )
+        why = f"No instability up to {rows.lr.max():.3g}, {rows.times.max():.0f} times the rate."
+        settle = "Sweep higher rates, if a higher one would be of use."
+        return Finding(**about, value=None, summary=why, confidence="high", settle=settle)
     first = hot.iloc[0]
+    under = rows[(rows.stability == "stable") & (rows.lr < first.lr)]
+    calm = float(under.lr.max()) if len(under) else None
     how = first.stability.replace("_", " ")
     return Finding(
-        name="unstable_lr",
+        **about,
         value=float(first.lr),
-        rule="playbook: C7, D1",
-        summary=f"Training becomes unstable ({how}) at {first.lr:.3g}, {first.times_best:.0f} times lr*.",
-        interval=(calm, float(first.lr)) if calm is not None and calm < first.lr else None,
+        summary=f"Training becomes unstable ({how}) at {first.lr:.3g}, {first.times:.2g} times the rate.",
+        interval=(calm, float(first.lr)) if calm is not None else None,
         evidence={"stable_up_to": calm, "stability": first.stability},
-        caveats=("One run at each multiple of lr*; the edge lies somewhere below the multiple that failed.",),
+        caveats=("One run at each multiple; the edge lies somewhere below the one that failed.",),
     )

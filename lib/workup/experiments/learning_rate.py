@@ -29,7 +29,7 @@ def plan(session: Session) -> list[Trial]:
     budget = BUDGET[session.budget]
     centre = session.settle("lr", fallback=session.workload.lr)
     wanted = session.settle("steps", fallback=budget["steps"])
-    size = session.settle("batch_size", finding="recommended_batch_size", fallback=session.workload.batch_size)
+    size = session.settle("batch_size", setting="batch_size")
     evaluated = session.workload.eval_data is not None
     steps = min(int(wanted), session.workload.max_train_steps)
     first = Trial(
@@ -86,11 +86,14 @@ def refine(session: Session, traces: list[Trace]) -> list[Trace]:
     return traces + (session.run(new, label="other seeds") if new else [])
 
 
-def table(traces: list[Trace]) -> pd.DataFrame:
+def table(traces: list[Trace], *, after: int = 0) -> pd.DataFrame:
     """A row per trial, sorted by rate: lr, seed, status, final, best, initial, loss (the curve, shape [steps]).
 
     ``final`` is the mean training loss of the last tenth of the steps, ``best`` the lowest
     mean over a window that long.
+
+    Args:
+        after: the curve begins after so many steps, as those of a warmup.
     """
     rows = []
     for trace in traces:
@@ -103,7 +106,7 @@ def table(traces: list[Trace]) -> pd.DataFrame:
                 "final": final_loss(trace),
                 "best": float(means.min()),
                 "initial": initial_loss(trace),
-                "loss": trace.steps.loss.to_numpy(),
+                "loss": trace.steps.loss.to_numpy()[after:],
             }
         )
     return pd.DataFrame(rows).sort_values(["lr", "seed"], ignore_index=True)
@@ -132,18 +135,28 @@ def around_best(traces: list[Trace], best: Finding) -> list[Trace]:
     return [first[lr] for lr in rates[start : start + 4]]
 
 
+def again(session: Session, trial: Trial) -> Finding:
+    """``peak_lr`` once more, with the warmup and clipping of ``trial`` in place: a coarse sweep, carried (D4, D5)."""
+    factor = 10**0.5
+    rates = [at(trial, trial.lr * factor**k) for k in (-2, -1, 0)]
+    traces = widen(session, session.run(rates, label="the rate once more"))
+    trials = table(traces, after=trial.warmup_steps)
+    total = max(session.workload.max_train_steps, trial.steps - trial.warmup_steps)
+    return judge.whole_run(judge.judge(trials), judge.carry(trials, total))[1]
+
+
 def conclude(session: Session, traces: list[Trace]) -> tuple[Finding, ...]:
-    """best_lr, lr_at_edge and unstable_lr; best_lr says at which horizon it holds and carries it to the whole run."""
-    trials = table(traces)
-    steps, of = traces[0].trial.steps, session.workload.max_train_steps
-    best, carried = judge.judge(trials), judge.carry(trials, of)
+    """best_lr (of the sweep's steps), peak_lr (of the whole run), lr_at_edge and unstable_lr."""
+    trials, first = table(traces), traces[0].trial
+    of = session.workload.max_train_steps
+    best, peak = judge.whole_run(judge.judge(trials), judge.carry(trials, of))
     best = dataclasses.replace(
         best,
-        evidence={**best.evidence, "horizon_steps": steps, "carried": carried.to_dict()},
+        evidence={**best.evidence, "horizon_steps": first.steps},
         caveats=(
             *best.caveats,
-            f"Measured over {steps:,} of {of:,} steps. {carried.summary} {carried.settle}".strip(),
-            f"Holds for batch size {traces[0].trial.batch_size} and the present optimizer (playbook: B11).",
+            f"Measured over {first.steps:,} of {of:,} steps. {peak.summary} {peak.settle}".strip(),
+            f"Holds for batch size {first.batch_size} and the present optimizer (playbook: B11).",
         ),
     )
-    return session.conclude(best, judge.edge(trials), judge.unstable(trials))
+    return session.conclude(best, peak, judge.edge(trials), judge.unstable(trials), at={"batch_size": first.batch_size})

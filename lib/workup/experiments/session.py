@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ import pandas as pd
 
 from workup import notebooks
 from workup.errors import WorkloadError
-from workup.finding import Finding
+from workup.finding import Finding, Prescription
+from workup.judge.prescription import prescribe
 from workup.measure import devices, executors
 from workup.progress import progress
 from workup.study import Study, default_folder
@@ -45,12 +47,25 @@ class Session:
     fingerprint: str
     sources: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def settle(self, knob: str, *, fallback: Any, finding: str | None = None) -> Any:
-        """The value of a knob: as given, else the study's finding, else ``fallback`` from the workload."""
+    @property
+    def prescription(self) -> Prescription:
+        """What the notebooks before this one add up to: the settings that this one works around."""
+        return prescribe(self.study.findings(before=self.notebook), workload=self.workload)
+
+    def settle(self, knob: str, *, fallback: Any = None, finding: str | None = None, setting: str | None = None) -> Any:
+        """The value of a knob: as given, else what earlier notebooks found, else ``fallback``.
+
+        Args:
+            finding: the name of the finding whose value it takes.
+            setting: the setting of the prescription it takes, the workload's own where nothing was found.
+        """
         given = self.knobs.get(knob)
-        found = self.study.findings().get(finding) if finding else None
+        found = self.study.findings(before=self.notebook).get(finding) if finding else None
         if given is not None:
             value, source = given, "given"
+        elif setting:
+            line = next(line for line in self.prescription.settings if line.name == setting)
+            value, source = line.value, f"prescribed by {line.source}" if line.source else "the workload's own"
         elif found is not None and found.told:
             value, source = found.value, f"found by {found.experiment}"
         else:
@@ -130,12 +145,17 @@ class Session:
                 "update, so no learning rate is the cause. Look at the data and the loss."
             )
 
-    def conclude(self, *findings: Finding) -> tuple[Finding, ...]:
-        """Record the findings, and the prescription that the study's findings now add up to."""
+    def conclude(self, *findings: Finding, at: Mapping[str, Any] | None = None) -> tuple[Finding, ...]:
+        """Record the findings, and the prescription that the study's findings now add up to.
+
+        Args:
+            at: the settings they were measured at, for those that do not say so themselves.
+        """
+        findings = tuple(dataclasses.replace(found, at=found.at or at or {}) for found in findings)
         about = {"budget": self.budget, "seed": self.seed, "device": self.device}
         settled = {key: {k: str(v) for k, v in entry.items()} for key, entry in self.sources.items()}
         self.study.record(self.notebook, findings, **about, settings=settled, versions=devices.versions())
-        self.study.prescribe(self.workload)
+        self.study.save_prescription(prescribe(self.study.findings(), workload=self.workload))
         return findings
 
 

@@ -1,30 +1,16 @@
 """Which settings end better, by each run's best checkpoint chosen afterwards (playbook: F4)."""
 
-import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from workup.finding import Finding
+from workup.judge.difference import WORTH, Difference, compare, mean_interval
 
 RULE = "playbook: F4, D5"
 #: A comparison over less than this share of the run is one of starts.
 LONG = 0.25
-#: Student's t, two-sided 95%, by degrees of freedom; past the table the normal's 1.96.
-_T95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-
-
-def mean_interval(values: np.ndarray) -> tuple[float, float]:
-    """95% interval of the mean of a few values, shape [n >= 2], by Student's t.
-
-    Example:
-        >>> [round(v, 3) for v in mean_interval(np.array([1.0, 2.0, 3.0]))]
-        [-0.484, 4.484]
-    """
-    n = len(values)
-    half = (_T95[n - 2] if n - 2 < len(_T95) else 1.96) * float(np.std(values, ddof=1)) / math.sqrt(n)
-    centre = float(np.mean(values))
-    return centre - half, centre + half
 
 
 def judge(runs: pd.DataFrame, *, what: str = "evaluation loss", share: float = 1.0) -> Finding:
@@ -32,14 +18,15 @@ def judge(runs: pd.DataFrame, *, what: str = "evaluation loss", share: float = 1
 
     Args:
         runs: columns ``settings`` ("present" or "prescribed"), ``seed``, ``best`` (lowest
-            evaluation loss of the run; NaN where it has none), and optionally ``stability``
-            and ``examples`` (seen by the run).
+            evaluation loss of the run; NaN where it has none), and optionally ``initial`` (loss before
+            training), ``stability`` and ``examples`` (seen by the run).
         what: ``best`` is the lowest of.
         share: of the whole run's steps, as many as were trained.
 
     Returns:
-        ``improvement``: present minus prescribed, paired by seed, with its 95% interval;
-        cannot tell where the interval holds 0 or there are fewer than two pairs.
+        ``improvement``: present minus prescribed, paired by seed, with its 95% interval, and ``matters``
+        in its evidence: whether it is over 1% of the descent. "None" is an answer where the interval is surely
+        within that; where it is wider and holds 0, or there are fewer than two pairs, it cannot be told.
     """
     wide = runs.pivot_table(index="seed", columns="settings", values="best", dropna=False)
     for group in ("present", "prescribed"):
@@ -49,7 +36,7 @@ def judge(runs: pd.DataFrame, *, what: str = "evaluation loss", share: float = 1
     caveats = _caveats(runs, share)
     failed = {group: int(pairs[group].isna().sum()) for group in ("present", "prescribed")}
     pairs = pairs.dropna()
-    evidence = {
+    evidence: dict[str, Any] = {
         "present": wide["present"].tolist(),
         "prescribed": wide["prescribed"].tolist(),
         "seeds": [int(seed) for seed in wide.index],
@@ -69,33 +56,46 @@ def judge(runs: pd.DataFrame, *, what: str = "evaluation loss", share: float = 1
         )
     if len(pairs) < 2:
         return _cannot("Fewer than two pairs of runs to compare.", "Run at least two seeds of each.", evidence)
-    gains = (pairs["present"] - pairs["prescribed"]).to_numpy()
-    low, high = mean_interval(gains)
-    gain = float(gains.mean())
+    gains = pairs["present"] - pairs["prescribed"]
+    start = float(runs["initial"].mean()) if "initial" in runs else float("nan")
+    seen = compare(pairs["prescribed"], pairs["present"], start)
+    low, high = mean_interval(gains.to_numpy())
     numbers = f"{pairs['prescribed'].mean():.4g} against {pairs['present'].mean():.4g}"
-    if low <= 0 <= high:
+    evidence |= {"share_of_descent": seen.share, "share_interval": seen.interval, "matters": abs(seen.share) >= WORTH}
+    if low <= 0 <= high and not seen.settled:
         summary = f"No difference that {len(pairs)} seeds can show: best {what} {numbers} as it is now."
         settle = "Run more seeds, or the full number of steps." if share < 1 else "Run more seeds."
         return _cannot(summary, settle, {**evidence, "interval": (low, high)}, caveats)
-    better = "lower" if gain > 0 else "HIGHER"
     return Finding(
         name="improvement",
-        value=gain,
+        value=float(gains.mean()),
         unit=what,
         interval=(low, high),
         rule=RULE,
-        summary=f"The prescribed settings reach a {better} best {what}: {numbers} as it is now.",
-        confidence="low" if share < LONG else "high" if len(pairs) >= 5 else "medium",
+        summary=_sentence(seen, what, numbers),
+        confidence="low" if share < LONG else "high" if len(pairs) >= 5 and share == 1 else "medium",
         evidence=evidence,
         caveats=caveats,
     )
+
+
+def _sentence(seen: Difference, what: str, numbers: str) -> str:
+    over = f"{numbers} as it is now, mean of {seen.seeds} seeds"
+    if np.isfinite(seen.share) and abs(seen.share) < WORTH:
+        return f"No difference that matters: best {what} {over}."
+    better = "lower" if seen.share > 0 else "HIGHER"
+    share = f", {abs(seen.share):.2g} of the descent" if np.isfinite(seen.share) else ""
+    return f"The prescribed settings reach a {better} best {what}: {over}{share}."
 
 
 def _caveats(runs: pd.DataFrame, share: float) -> tuple[str, ...]:
     """What the best checkpoints alone do not say: short or unstable runs, and runs that saw more data."""
     said = []
     if share < 1:
-        said.append(f"Trained for {share:.0%} of the run's steps: the difference may shrink or turn over the rest.")
+        said.append(
+            f"Trained for {share:.0%} of the run's steps, with a rate meant for all of them: the difference may "
+            "shrink, grow or turn over the rest."
+        )
     prescribed = runs[runs["settings"] == "prescribed"]
     if "examples" in runs and len(prescribed) < len(runs):
         ratio = prescribed["examples"].mean() / runs[runs["settings"] == "present"]["examples"].mean()

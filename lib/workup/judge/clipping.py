@@ -1,5 +1,6 @@
 """Which clipping threshold do the gradient norms suggest, and is there anything to clip? (playbook: E)"""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pandas as pd
 
 from workup.errors import ParameterError
 from workup.finding import Finding
-from workup.judge import fixes
+from workup.judge.difference import Difference, compare
 from workup.judge.given import curve, number
 
 #: An outlier is a norm this many times the typical one, and this many spreads above it, on a log scale.
@@ -101,47 +102,101 @@ def threshold(grad_norm: Any, *, percentile: float = 90) -> float | None:
     return judge(grad_norm, percentile=percentile).value
 
 
-def choose(trials: pd.DataFrame, proposed: Finding) -> tuple[Finding, Finding]:
-    """``clip_norm`` and ``clipped_fraction`` from trials at lr* and at an unstable rate (playbook: E3, E4, E5).
+def touched(grad_norm: Any, doubled: Any, percentiles: tuple[float, ...]) -> dict[str, dict[str, float]]:
+    """What each percentile of the norms would clip: the threshold, and the share of steps at the rate and at twice it.
+
+    >>> touched([1.0, 2.0, 3.0, 4.0], [2.0, 4.0, 6.0, 8.0], (50,))
+    {'50': {'threshold': 2.5, 'share': 0.5, 'share_at_double': 0.75}}
+    """
+    limits = {p: threshold(grad_norm, percentile=p) for p in percentiles}
+    return {
+        f"{p:g}": {
+            "threshold": limit,
+            "share": clipped_fraction(grad_norm, limit),
+            "share_at_double": clipped_fraction(doubled, limit),
+        }
+        for p, limit in limits.items()
+        if limit is not None
+    }
+
+
+def choose(
+    trials: pd.DataFrame,
+    proposed: Finding,
+    *,
+    touched: Mapping[str, Any] | None = None,
+    paid: Difference | None = None,
+    peak: Finding | None = None,
+) -> tuple[Finding, Finding]:
+    """``clip_norm`` and ``clipped_fraction`` from trials at the prescribed rate and above (playbook: E3, E4, E5).
 
     Args:
-        trials: a row a trial: ``lr, clip_norm`` (NaN unclipped), ``clipped_fraction, stability, final``
-            and, where known, ``initial`` (loss before training).
-        proposed: what :func:`judge` said of the norms at lr*.
+        trials: a row a trial: ``lr, clip_norm`` (NaN unclipped), ``clipped_fraction, stability, final, initial``
+            (loss before training), at the prescribed rate and at a higher one, usually twice it.
+        proposed: what :func:`judge` said of the norms at the prescribed rate.
+        touched: what each percentile would clip, from :func:`touched`.
+        paid: the higher rate clipped beside the best rate unclipped, over seeds, where that was compared.
+        peak: ``peak_lr`` of the whole run with the threshold in place, where that was found.
 
     Returns:
-        The loosest threshold that trains the higher rate stably; "none" where that rate is stable without one,
-        none tried makes it so, or it is not worth having (``evidence["threshold"]``).
+        A threshold only where it does something: the loosest that makes an unstable one of the two rates stable,
+        or one that lowers the final loss at the prescribed rate. Else "none".
     """
-    high = trials[trials["lr"] == trials["lr"].max()]
-    open_ = high[high["clip_norm"].isna()]
-    held = high[high["clip_norm"].notna() & (high["stability"] == "stable")].sort_values("clip_norm")
-    calm = trials[(trials["lr"] < trials["lr"].max()) & trials["clip_norm"].isna()]
-    facts = {**proposed.evidence, "proposed": proposed.value, "high_lr": float(trials["lr"].max())}
-    value: Any = "none"
-    limit, share = None, 0.0
-    if len(open_) and (open_["stability"] == "stable").all():
-        text = f"Clipping is not needed: lr {facts['high_lr']:.3g} trains stably without."
-    elif held.empty:
-        text = f"No threshold tried makes lr {facts['high_lr']:.3g} stable: clipping is not the remedy here. A longer "
+    rates = {"this": float(trials["lr"].min()), "double": float(trials["lr"].max())}
+    at = {which: trials[trials["lr"] == lr] for which, lr in rates.items()}
+    broken = {w: not rows.loc[rows["clip_norm"].isna(), "stability"].eq("stable").all() for w, rows in at.items()}
+    held = {w: rows[rows["clip_norm"].notna() & (rows["stability"] == "stable")] for w, rows in at.items()}
+    held = {w: rows.sort_values("clip_norm", ascending=False) for w, rows in held.items()}
+    facts = {**proposed.evidence, "proposed": proposed.value, "high_lr": rates["double"], "peak_lr": None}
+    facts |= {"touched": dict(touched or {})}
+    this, double = f"lr {rates['this']:.3g}", f"{rates['double']:.3g}"
+    cured = next((w for w in at if broken[w]), None)
+    row, because = None, "nothing to clip at this rate or above"
+    if cured is None:
+        gain = _lower(at["this"])
+        row = held["this"].iloc[0] if gain is not None and gain.matters and len(held["this"]) else None
+        text = f"No clipping is needed: {this} and {double} train stably without{_touching(touched)}."
+        if row is not None and gain is not None:
+            text = f"Clipping at {row['clip_norm']:.3g} ends {gain.words('the same rate unclipped')}."
+            because = f"ends {gain.words('the same rate unclipped')}"
+    elif held[cured].empty:
+        text = f"No threshold tried makes lr {rates[cured]:.3g} stable: clipping is not the remedy here. A longer "
         text += "warmup may be, or another model (C8)."
+        because = "no threshold tried makes a higher rate stable"
     else:
-        row = held.iloc[-1]
-        limit, share = float(row["clip_norm"]), float(row["clipped_fraction"])
-        start = float(row.get("initial", np.nan))
-        low = calm["final"].min() if len(calm) else np.nan
-        pays = fixes.pays(row["final"], low, start) if np.isfinite(start) else bool(row["final"] < low)
-        # Past lr*, clipping is worth having only where it trains lower, or lr*'s own norms have outliers.
-        wanted = share <= 0.5 and (pays or bool(proposed.evidence.get("helps")))
-        facts |= {"final": float(row["final"]), "peak_lr": facts["high_lr"] if pays else None, "threshold": limit}
-        value = limit if wanted else "none"
-        text = f"Clipping at {limit:.3g} makes lr {facts['high_lr']:.3g} stable, with {share:.0%} of steps clipped."
-        text += "" if wanted else " That rate ends no lower than the best one, so leave clipping off."
-    caveats = (AGGRESSIVE,) if share > 0.5 else ()
-    common: dict[str, Any] = {"rule": RULE, "caveats": (*proposed.caveats, *caveats), "confidence": "medium"}
-    clip = Finding(name="clip_norm", value=value, summary=text, evidence=facts, **common)
-    told = f"{share:.0%} of updates are clipped at {limit:.3g}." if limit else "No threshold is to be had."
+        row = held[cured].iloc[0]
+        breaks = "this rate breaks" if cured == "this" else f"{double}, above it, breaks"
+        because = f"{breaks} without it and trains with it"
+        text = f"Clipping at {row['clip_norm']:.3g} makes lr {rates[cured]:.3g} stable, which breaks without."
+        if paid is not None:
+            text += f" It ends {paid.words('the best calm rate unclipped')}."
+            facts |= {"share": paid.share, "share_interval": paid.interval, "seeds": paid.seeds}
+        if peak is not None and peak.told:
+            facts |= {"peak_lr": peak.value, "peak_interval": peak.interval, "peak_confidence": peak.confidence}
+            text += f" {peak.summary}"
+            because = "opens a higher rate, which trains lower"
+    limit = None if row is None else float(row["clip_norm"])
+    share = 0.0 if row is None else float(at["this"].loc[at["this"]["clip_norm"] == limit, "clipped_fraction"].mean())
+    if row is not None and not np.isfinite(share):
+        share = float(row["clipped_fraction"])
+    caveats = (*proposed.caveats, *((AGGRESSIVE,) if share > 0.5 else ()))
+    common: dict[str, Any] = {"rule": RULE, "confidence": "medium", "caveats": caveats}
+    clip = Finding(name="clip_norm", value=limit or "none", summary=text, evidence=facts, because=because, **common)
+    told = f"{share:.0%} of updates are clipped at {limit:.3g}." if limit else "Nothing is clipped."
     return clip, Finding(name="clipped_fraction", value=share, summary=told, evidence={"clip_norm": limit}, **common)
+
+
+def _lower(rows: pd.DataFrame) -> Difference | None:
+    """How much lower the loosest clipped trial of one rate ends than the unclipped one."""
+    free, clipped = rows[rows["clip_norm"].isna()], rows[rows["clip_norm"].notna()].sort_values("clip_norm")
+    if free.empty or clipped.empty or "initial" not in rows:
+        return None
+    return compare(clipped["final"].iloc[-1], free["final"].iloc[0], float(free["initial"].iloc[0]))
+
+
+def _touching(touched: Mapping[str, Any] | None) -> str:
+    shares = [f"the {p}th percentile {t['share']:.0%} ({t['share_at_double']:.0%})" for p, t in (touched or {}).items()]
+    return f". Of the steps there (above), it would touch: {', '.join(shares)}" if shares else ""
 
 
 def clipped_fraction(grad_norm: Any, threshold: float) -> float:

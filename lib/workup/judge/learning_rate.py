@@ -3,6 +3,7 @@
 What makes a trial infeasible, and rates equally good: :mod:`workup.judge.sweep`.
 """
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -192,6 +193,26 @@ def carry(trials: Any, max_train_steps: int, *, steps: int | None = None) -> Fin
         evidence=facts | {"leader": leader, "steps": max_train_steps},
         caveats=("Carried from shorter runs by a rule of thumb, for a constant rate.",),
     )
+
+
+def whole_run(best: Finding, carried: Finding) -> tuple[Finding, Finding]:
+    """(``best_lr`` as sure as it is for the whole run, ``peak_lr``: the rate to train the whole run with).
+
+    Args:
+        best: from :func:`judge`. carried: from :func:`carry`.
+    """
+    peak = dataclasses.replace(carried, name="peak_lr")
+    if not (best.told and peak.told):
+        return best, peak
+    least, most = sorted((best.value, peak.value))
+    low, high = best.interval or (best.value, best.value)
+    if not low <= peak.value <= high and best.confidence == "high":
+        best = dataclasses.replace(best, confidence="medium")
+    if most > 3 * least:
+        best = dataclasses.replace(best, confidence="low")
+    steps, after = carried.evidence.get("steps"), best.evidence.get("steps")
+    why = f"best to expect over {steps:,} steps; after {after:,}, {best.value:.3g} leads" if steps and after else ""
+    return best, dataclasses.replace(peak, because=why)
 
 
 def _leader(table: pd.DataFrame, n: int) -> tuple[float, float] | None:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from workup.errors import ParameterError
 from workup.finding import Finding
-from workup.judge.fixes import pays
+from workup.judge.difference import Difference, compare
 from workup.judge.given import curve as row
 from workup.judge.given import frame, number
 from workup.judge.sweep import stuck, trials_table
@@ -24,6 +24,7 @@ def judge(
     trials: Any,
     *,
     baseline: float | None = None,
+    baseline_lr: float | None = None,
     curve: Any = None,
     unstable_lr: float | None = None,
     max_train_steps: int | None = None,
@@ -35,7 +36,8 @@ def judge(
             optionally ``initial`` (the loss before training) or ``loss`` (the curve). Rows with
             ``warmup_steps`` 0 tell what happens without. Where trials failed for another reason than their
             rate (``status``, ``reason``), that no warmup is needed, or enough, cannot be told.
-        baseline: final loss over the same steps at lr* without warmup; tells whether it pays.
+        baseline: final loss over the same steps of the best run without warmup; tells whether it pays.
+        baseline_lr: its rate, for the wording.
         curve: its losses, shape [steps]; a trial that sticks on a plateau where it goes on does not train.
         unstable_lr: unstable_base_learning_rate, for the wording (playbook: D1).
         max_train_steps: of the real run; its 5% and 10% are the marks (playbook: D4, D6).
@@ -59,7 +61,8 @@ def judge(
     if max_train_steps is not None:
         max_train_steps = int(number(max_train_steps, "warmup.judge: max_train_steps", least=1))
     table["feasible"] = _trains(table, baseline, None if curve is None else row(curve, "warmup.judge: curve"))
-    found = _judge(table, baseline, unstable_lr, max_train_steps)
+    without = f"the best rate without warmup ({baseline_lr:.3g})" if baseline_lr else "the best rate without warmup"
+    found = _judge(table, baseline, without, unstable_lr, max_train_steps)
     failed = (
         given[~given["status"].fillna("finished").isin(["finished", "diverged"])] if "status" in given else given[:0]
     )
@@ -76,7 +79,40 @@ def judge(
     )
 
 
-def _judge(table: pd.DataFrame, baseline: float | None, unstable_lr: float | None, max_steps: int | None) -> Finding:
+def confirm(found: Finding, paid: Difference | None, peak: Finding | None) -> Finding:
+    """``warmup_steps`` once it was compared over seeds, and the rate found once more with the ramp in place (D5).
+
+    Args:
+        found: from :func:`judge`. paid: the ramp's end beside the best rate without one, over seeds; None where
+            none was worth comparing. peak: ``peak_lr`` with the ramp, of the whole run; None where it does not pay.
+    """
+    if not found.value or paid is None:
+        return found
+    seen = {"share": paid.share, "share_interval": paid.interval, "seeds": paid.seeds}
+    ends = paid.words("the best rate without warmup")
+    if not paid.matters or peak is None:
+        text = f"No warmup is needed: {found.value} steps open lr {found.evidence['peak_lr']:.3g}, but it ends {ends}."
+        facts = {**found.evidence, **seen, "peak_lr": None, "needed": False, "opens_with": found.value}
+        because = "the rates that it opens end no lower"
+        return dataclasses.replace(found, value=0, interval=None, summary=text, evidence=facts, because=because)
+    if not peak.told:
+        settle = f"{peak.summary} {peak.settle}"
+        text = (
+            f"{found.value} steps of warmup pay in a short run, but with which rate over the whole one cannot be told."
+        )
+        facts = {**found.evidence, **seen, "peak_lr": None}
+        return dataclasses.replace(found, value=None, summary=text, evidence=facts, confidence="low", settle=settle)
+    facts = {**found.evidence, **seen, "opened_lr": found.evidence["peak_lr"], "peak_lr": peak.value}
+    facts |= {"peak_interval": peak.interval, "peak_confidence": peak.confidence}
+    text = f"{found.value} steps of warmup make lr {found.evidence['peak_lr']:.3g} trainable; it ends {ends}."
+    text += f" {peak.summary}"
+    because = f"opens a higher rate, which ends {ends}"
+    return dataclasses.replace(found, summary=text, evidence=facts, because=because)
+
+
+def _judge(
+    table: pd.DataFrame, baseline: float | None, without: str, unstable_lr: float | None, max_steps: int | None
+) -> Finding:
     if table.empty:
         return _finding(None, "No trial was run, so no warmup can be told.", settle="Run a sweep of warmup lengths.")
     by = table.groupby(["lr", "warmup_steps"]).agg(share=("feasible", "mean"), final=("final", "median")).reset_index()
@@ -91,38 +127,37 @@ def _judge(table: pd.DataFrame, baseline: float | None, unstable_lr: float | Non
         text = (
             f"No warmup up to {int(by['warmup_steps'].max())} steps is enough at lr {peaks}: clip, or change the model."
         )
-        return _finding(0, text, **tried, needed=True, enough=False, peak_lr=None)
+        because = "no ramp tried makes a higher rate trainable"
+        return _finding(0, text, **tried, needed=True, enough=False, peak_lr=None, because=because)
     # The highest peak that any warmup opened; past it, nothing more can be had.
     peak = float(open_["lr"].max())
     rows = open_[open_["lr"] == peak].sort_values("warmup_steps")
     start = float(table["initial"].median())
 
-    def worth(final: float) -> bool:
-        if baseline is None or not np.isfinite(start):
-            return final <= (baseline if baseline is not None else final)
-        return pays(final, baseline, start)
+    def beside(final: float) -> Difference | None:
+        return None if baseline is None else compare(final, baseline, start)
 
     # The shortest that trains and pays; where none pays, the shortest that trains.
-    paying = rows[[worth(final) for final in rows["final"]]]
+    paying = rows[[gain is None or gain.matters for gain in map(beside, rows["final"])]]
     row = (paying if len(paying) and rows["warmup_steps"].iloc[0] > 0 else rows).iloc[0]
     steps, final = int(row["warmup_steps"]), float(row["final"])
     facts = {**tried, "final": final, "trains_peak_lr": peak, "enough": True}
     shorter = by[(by["lr"] == peak) & (by["warmup_steps"] < steps)]["warmup_steps"]
     interval = (float(shorter.max()), float(steps)) if len(shorter) else None
+    gain = beside(final)
     if steps == 0:
-        beside = f" ({baseline:.3g} at lr*)" if baseline is not None else ""
-        text = f"No warmup is needed: even lr {peak:.3g} trains without, to a loss of {final:.3g}{beside}."
-        return _finding(0, text, **facts, needed=False, peak_lr=None)
-    if baseline is not None and not worth(final):
-        than = f"{final:.3g}, which is not worth it: {baseline:.3g} without"
-        text = f"{steps} steps of warmup open lr {peak:.3g}, to a loss of {than}."
-        return _finding(0, text, **facts, needed=False, opens_with=steps, peak_lr=None)
+        text = f"No warmup is needed: even lr {peak:.3g} trains without."
+        return _finding(0, text, **facts, needed=False, peak_lr=None, because=f"even {peak:.3g} trains without")
+    if gain is not None and not gain.matters:
+        text = f"No warmup is needed: {steps} steps open lr {peak:.3g}, but it ends {gain.words(without)}."
+        because = "the rates that it opens end no lower"
+        return _finding(0, text, **facts, needed=False, opens_with=steps, peak_lr=None, because=because)
     caveats = []
     if max_steps and steps > 0.05 * max_steps:
         caveats.append(f"That is over 5% of {max_steps} steps: max_train_steps may have to grow (D6).")
     if interval is None:
         caveats.append("No shorter warmup was tried.")
-    lower = f", and to a lower loss ({final:.3g}) than lr* ({baseline:.3g})" if baseline is not None else ""
+    lower = f"; it ends {gain.words(without)}" if gain is not None else ""
     text = f"{steps} steps of warmup are the shortest tried that make lr {peak:.3g} trainable{lower}."
     return _finding(steps, text, **facts, needed=True, peak_lr=peak, interval=interval, caveats=tuple(caveats))
 
@@ -145,7 +180,7 @@ def _trains(table: Any, baseline: float | None, curve: Any) -> Any:
     return ok
 
 
-def _finding(value: int | None, summary: str, *, settle: str = "", **evidence: Any) -> Finding:
+def _finding(value: int | None, summary: str, *, settle: str = "", because: str = "", **evidence: Any) -> Finding:
     interval, caveats = evidence.pop("interval", None), evidence.pop("caveats", ())
     return Finding(
         name="warmup_steps",
@@ -158,4 +193,5 @@ def _finding(value: int | None, summary: str, *, settle: str = "", **evidence: A
         evidence={"peak_lr": None, **evidence},
         caveats=caveats,
         settle=settle,
+        because=because,
     )
