@@ -106,7 +106,8 @@ def check_command(reference: str, device: str, seed: int) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
 def show_command(study: str, as_json: bool) -> None:
     """Print what a study found."""
-    from workup.show.cards import cards, recommendations
+    from workup.show.cards import cards
+    from workup.show.summary import summary
     from workup.study import Study
 
     opened = Study.read(study)
@@ -120,7 +121,7 @@ def show_command(study: str, as_json: bool) -> None:
         }
         click.echo(json.dumps(body, indent=2, allow_nan=False))
     else:
-        click.echo(f"{opened.about['workload']} in {shown(opened.folder)}\n\n{recommendations(opened)}")
+        click.echo(f"{opened.about['workload']} in {shown(opened.folder)}\n\n{summary(opened)}")
         if found:
             click.echo(f"\n{cards(found)!r}")
 

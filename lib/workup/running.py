@@ -14,8 +14,8 @@ from workup.cli import shown, told
 from workup.errors import ParameterError, WorkloadError
 from workup.measure import cluster, devices
 from workup.measure.check import check
-from workup.show.cards import recommendations
 from workup.show.report import write_report
+from workup.show.summary import summary
 from workup.study import Study, default_folder
 from workup.workload import fingerprint, load
 
@@ -35,7 +35,7 @@ def workbook_of(reference: str, *, study: str | None, wanted: str, kernel: str |
             raise WorkloadError(f"workload '{reference}', {made.name}: {made.detail.rstrip('.')}.")
     opened = Study.open(folder, workload=workload.name, fingerprint=fingerprint(workload))
     failed = _notebooks(plan, opened, kernel)
-    click.echo(f"\n{recommendations(opened)}\n\nReport: {shown(write_report(opened))}")
+    click.echo(f"\n{summary(opened)}\n\nReport: {shown(write_report(opened))}")
     click.echo(f"Executed notebooks: {shown(opened.folder / 'notebooks')}")
     if failed:
         click.echo(f"Failed: {', '.join(failed)}. The same command runs only what is missing.", err=True)

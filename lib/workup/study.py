@@ -157,6 +157,29 @@ class Study:
         body = {"experiment": experiment, **about, "findings": [f.to_dict() for f in findings]}
         self._write(f"findings/{experiment}.json", json.dumps(body, indent=2, allow_nan=False))
 
+    def records(self, *, before: str | None = None) -> list[dict[str, Any]]:
+        """What each notebook recorded, in the workbook's order: ``experiment, findings`` and what it ran with.
+
+        Args:
+            before: a notebook; only what those before it in the workbook recorded.
+
+        Raises:
+            StudyError: a file is damaged.
+        """
+        bodies = []
+        for path in sorted((self.folder / "findings").glob("*.json")):
+            if before is not None and path.stem >= before:
+                continue
+            try:
+                body = dict(json.loads(path.read_text()))
+                named = [{**values, "experiment": body["experiment"]} for values in body["findings"]]
+                bodies.append({**body, "findings": [Finding.from_dict(values) for values in named]})
+            except (ValueError, KeyError, TypeError) as error:
+                raise StudyError(
+                    f"study '{self.folder}': {path} is damaged ({error}). Run its notebook again."
+                ) from error
+        return bodies
+
     def findings(self, *, before: str | None = None) -> dict[str, Finding]:
         """By name; where several notebooks speak of one name, the last in the workbook's order that can tell.
 
@@ -164,20 +187,10 @@ class Study:
             before: a notebook; only what those before it in the workbook found.
         """
         found: dict[str, Finding] = {}
-        for path in sorted((self.folder / "findings").glob("*.json")):
-            if before is not None and path.stem >= before:
-                continue
-            try:
-                body = json.loads(path.read_text())
-                for values in body["findings"]:
-                    finding = Finding.from_dict({**values, "experiment": body["experiment"]})
-                    earlier = found.get(finding.name)
-                    if finding.told or earlier is None or not earlier.told:
-                        found[finding.name] = finding
-            except (ValueError, KeyError, TypeError) as error:
-                raise StudyError(
-                    f"study '{self.folder}': {path} is damaged ({error}). Run its notebook again."
-                ) from error
+        for finding in (f for body in self.records(before=before) for f in body["findings"]):
+            earlier = found.get(finding.name)
+            if finding.told or earlier is None or not earlier.told:
+                found[finding.name] = finding
         return found
 
     def save_prescription(self, prescription: Prescription) -> None:

@@ -152,7 +152,7 @@ class Session:
             at: the settings they were measured at, for those that do not say so themselves.
         """
         findings = tuple(dataclasses.replace(found, at=found.at or at or {}) for found in findings)
-        about = {"budget": self.budget, "seed": self.seed, "device": self.device}
+        about = {"workload": self.reference, "budget": self.budget, "seed": self.seed, "device": self.device}
         settled = {key: {k: str(v) for k, v in entry.items()} for key, entry in self.sources.items()}
         self.study.record(self.notebook, findings, **about, settings=settled, versions=devices.versions())
         self.study.save_prescription(prescribe(self.study.findings(), workload=self.workload))

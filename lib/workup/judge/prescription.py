@@ -132,11 +132,7 @@ def _unstable_as_prescribed(findings: Found, settings: Settings) -> Any:
     lr = settings["peak_lr"].value
     if calm is None:
         low = dataclasses.replace(settings["peak_lr"], confidence="low", interval=None)
-        return (
-            {"peak_lr": low},
-            f"At the prescribed {lr:.3g} itself training is unstable, and no rate was seen calm.",
-            "05",
-        )
+        return {"peak_lr": low}, f"At the prescribed {lr:.3g} training is unstable, and no lower rate was calm.", "05"
     lowered = dataclasses.replace(_set(settings["peak_lr"], broken, float(calm)), confidence="low")
     lowered = dataclasses.replace(lowered, why=f"{lr:.3g} proved unstable; this is the highest rate that was calm")
     text = f"{lr:.3g} was expected to train best, but proved unstable at every step's look: {calm:.3g} is prescribed."
@@ -196,19 +192,15 @@ def _clip_raises(findings: Found, settings: Settings) -> Any:
         why=f"clipping at {settings['clip_norm'].value:.3g} opens it",
         source=found.experiment or found.name,
     )
-    text = (
-        f"Without clipping {settings['peak_lr'].value:.3g} would train best; clipping opens {peak:.3g}, which trains "
-    )
-    return {"peak_lr": raised}, text + "lower: the two are prescribed together.", ""
+    text = f"Without clipping {settings['peak_lr'].value:.3g} would train best; clipping opens {peak:.3g}, which "
+    return {"peak_lr": raised}, text + "trains lower: the two are prescribed together.", ""
 
 
 def _clips_most_steps(findings: Found, settings: Settings) -> Any:
     share = _told(findings, "clipped_fraction")
     if settings["clip_norm"].value is None or not share or not share.value > 0.5:
         return None
-    text = (
-        f"The threshold would clip {share.value:.0%} of the updates, which is a lower learning rate by another name: "
-    )
+    text = f"The threshold would clip {share.value:.0%} of the updates, a lower learning rate by another name: "
     kept = _kept(settings["clip_norm"], "would clip most updates: lower the rate instead")
     return {"clip_norm": kept}, text + "none is prescribed.", ""
 
@@ -255,9 +247,7 @@ def _fix_changes_code(findings: Found, settings: Settings) -> Any:
     fix = _told(findings, "recommended_fix")
     if not fix or fix.value not in CODE:
         return None
-    text = (
-        f"05 recommends {fix.value}, which changes your code: no line here carries it. After the change, measure again."
-    )
+    text = f"05 recommends {fix.value}, which changes your code: no line here carries it. After it, measure again."
     return {}, text, "04-07"
 
 

@@ -1,4 +1,4 @@
-"""Findings as cards in a notebook, as text in a terminal, and as the short table of recommendations; tables to read."""
+"""Findings as cards in a notebook and as text in a terminal; tables to read."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,29 +8,23 @@ import jinja2
 import pandas as pd
 
 from workup.finding import Finding
-from workup.study import Study
 
 #: Background and ink of how sure, told apart by the colour-blind, on light and dark pages; the word stands inside.
 COLOURS = {"high": ("#00704F", "#FFF"), "medium": ("#E69F00", "#000"), "low": ("#B84A00", "#FFF")}
 UNTOLD = ("#5A5A5A", "#FFF")
 NAMES = {
-    "best_lr": "Best learning rate",
+    "best_lr": "Best learning rate of the short sweep",
+    "peak_lr": "Learning rate for the whole run",
     "lr_schedule": "Learning-rate schedule",
     "lr_at_edge": "Best rate at the edge of instability",
     "unstable_lr": "Unstable from learning rate",
+    "stability": "Stability at twice the rate",
     "instability_cause": "Cause of the instability",
     "clip_norm": "Clipping threshold",
     "clipped_fraction": "Share of steps clipped",
     "input_bound": "Bound by its input",
     "max_feasible_batch_size": "Largest feasible batch size",
     "saturation_batch_size": "Throughput saturates at batch size",
-}
-#: Which findings may answer for a setting of the prescription.
-ANSWERS = {
-    "batch_size": ("recommended_batch_size",),
-    "peak_lr": ("best_lr", "warmup_steps", "clip_norm"),
-    "warmup_steps": ("warmup_steps",),
-    "clip_norm": ("clip_norm",),
 }
 #: What a name in the evidence does not say by itself.
 EVIDENCE = {
@@ -186,31 +180,6 @@ def _short(name: str, value: Any, most: int = 300) -> str:
     return words if len(words) <= most else f"{words[:most]} … ({len(value)} in all)"
 
 
-def recommended(findings: Study | Mapping[str, Finding]) -> list[tuple[str, ...]]:
-    """The settings of the study's prescription, then every finding that is none of them, under a header.
-
-    Columns: setting, value, interval, how sure, from.
-    """
-    found = findings.findings() if isinstance(findings, Study) else findings
-    written = (findings.prescription() if isinstance(findings, Study) else None) or {"sources": {}}
-    rows: list[tuple[str, ...]] = [("setting", "value", "interval", "how sure", "from")]
-    rest = dict(found)
-    for setting, source in written["sources"].items():
-        by = [found[n] for n in ANSWERS[setting] if n in found and source.startswith(found[n].experiment or n)]
-        row = _row(setting, by[0]) if by else ("",) * 5
-        same = bool(by) and spell(by[0].value) == spell(written[setting])
-        rows.append((setting, spell(written[setting]), row[2] if same else "", row[3], source))
-        if same:
-            rest.pop(by[0].name, None)
-    return rows + [_row(title(name), finding) for name, finding in rest.items()]
-
-
-def recommendations(findings: Study | Mapping[str, Finding]) -> Shown:
-    """:func:`recommended` to look at."""
-    header, *rows = recommended(findings)
-    return table(pd.DataFrame(rows, columns=list(header)))
-
-
 def columns(rows: Sequence[Sequence[str]]) -> str:
     """Rows as a table in text, the first of them its header.
 
@@ -222,9 +191,3 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [rows[0], ["-" * width for width in widths], *rows[1:]]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
-
-
-def _row(name: str, finding: Finding) -> tuple[str, ...]:
-    value = spell(finding.value, finding.unit) if finding.told else "cannot tell"
-    interval = spell(finding.interval) if finding.told and finding.interval is not None else ""
-    return name, value, interval, finding.confidence if finding.told else "", finding.experiment or finding.rule

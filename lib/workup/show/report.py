@@ -4,7 +4,6 @@ What the page looks like stands in ``report.html`` beside this file.
 """
 
 import datetime
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,7 +14,8 @@ import mistune
 from markupsafe import Markup
 
 from workup.finding import Finding
-from workup.show.cards import cards, recommended, spell
+from workup.show.cards import cards, spell
+from workup.show.summary import summary
 from workup.study import Study
 
 FRAMEWORKS = {"pytorch": "Plain PyTorch", "lightning": "Lightning", "transformers": "transformers"}
@@ -30,7 +30,8 @@ def write_report(study: Study) -> Path:
     Raises:
         StudyError: a findings file is damaged, or the folder cannot be written.
     """
-    found, chapters = study.findings(), list(_chapters(study.folder / "notebooks"))
+    records, found = study.records(), study.findings()
+    chapters = _with_cards(list(_chapters(study.folder / "notebooks")), records)
     lines = (study.prescription() or {"lines": {}})["lines"]
     pages = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     pages.filters["prose"] = prose
@@ -39,12 +40,10 @@ def write_report(study: Study) -> Path:
         about=study.about,
         name=study.folder.name,
         today=datetime.date.today(),
-        found=found,
-        recommended=recommended(study),
-        cards=cards(found)._repr_html_(),
+        first=summary(study),
         prescription={FRAMEWORKS.get(key, key): text for key, text in lines.items()},
         chapters=chapters,
-        measured=_measured(study),
+        measured=_measured(records),
         tracking=_tracking(study, found, chapters),
     )
     return study.write("report.html", text)
@@ -90,12 +89,20 @@ def prose(markdown: str) -> Markup:
     return Markup(re.sub(r"</?(a|img)\b[^>]*>", "", re.sub(r"(</?h)\d", r"\g<1>4", html)))
 
 
-def _measured(study: Study) -> list[tuple[str, ...]]:
+def _with_cards(chapters: list[dict[str, Any]], records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each chapter with its notebook's findings; of one whose executed copy is gone, the findings alone."""
+    held = {body["experiment"]: cards(body["findings"])._repr_html_() for body in records}
+    bare = {"question": "", "figures": [], "error": "", "parameters": {}}
+    gone = [bare | {"name": name, "title": name} for name in held if name not in {c["name"] for c in chapters}]
+    both = sorted([*chapters, *gone], key=lambda chapter: str(chapter["name"]))
+    return [{**chapter, "cards": held.get(chapter["name"], "")} for chapter in both]
+
+
+def _measured(records: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("notebook", "device", "seed", "budget", "versions")]
-    for path in sorted((study.folder / "findings").glob("*.json")):
-        body = json.loads(path.read_text())
+    for body in records:
         versions = ", ".join(f"{key} {value}" for key, value in dict(body.get("versions", {})).items())
-        rows.append((path.stem, *(str(body.get(key, "not recorded")) for key in rows[0][1:4]), versions))
+        rows.append((body["experiment"], *(str(body.get(key, "not recorded")) for key in rows[0][1:4]), versions))
     return rows
 
 
