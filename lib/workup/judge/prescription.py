@@ -179,6 +179,15 @@ def _clip_at_other_settings(findings: Found, settings: Settings) -> Any:
     return {"clip_norm": kept}, text + "prescribed until it is judged there.", "07"
 
 
+def _clips_most_steps(findings: Found, settings: Settings) -> Any:
+    share = _told(findings, "clipped_fraction")
+    if settings["clip_norm"].value is None or not share or not share.value > 0.5:
+        return None
+    text = f"The threshold would clip {share.value:.0%} of the updates, a lower learning rate by another name: "
+    kept = _kept(settings["clip_norm"], "would clip most updates: lower the rate instead")
+    return {"clip_norm": kept}, text + "none is prescribed.", ""
+
+
 def _clip_raises(findings: Found, settings: Settings) -> Any:
     found = _told(findings, "clip_norm")
     peak = found.evidence.get("peak_lr") if found else None
@@ -194,15 +203,6 @@ def _clip_raises(findings: Found, settings: Settings) -> Any:
     )
     text = f"Without clipping {settings['peak_lr'].value:.3g} would train best; clipping opens {peak:.3g}, which "
     return {"peak_lr": raised}, text + "trains lower: the two are prescribed together.", ""
-
-
-def _clips_most_steps(findings: Found, settings: Settings) -> Any:
-    share = _told(findings, "clipped_fraction")
-    if settings["clip_norm"].value is None or not share or not share.value > 0.5:
-        return None
-    text = f"The threshold would clip {share.value:.0%} of the updates, a lower learning rate by another name: "
-    kept = _kept(settings["clip_norm"], "would clip most updates: lower the rate instead")
-    return {"clip_norm": kept}, text + "none is prescribed.", ""
 
 
 def _no_room_above(findings: Found, settings: Settings) -> Any:
@@ -320,14 +320,14 @@ CONTRADICTIONS: dict[str, Contradiction] = {
         "prescribes none until 07 has run",
         _clip_at_other_settings,
     ),
+    "clips most steps": Contradiction(
+        "playbook: E5", "the threshold would clip over half of the updates", "prescribes none", _clips_most_steps
+    ),
     "clipping raises the rate": Contradiction(
         "playbook: E3",
         "04's rate is best without clipping, 07's higher one with it",
         "prescribes threshold and rate together",
         _clip_raises,
-    ),
-    "clips most steps": Contradiction(
-        "playbook: E5", "the threshold would clip over half of the updates", "prescribes none", _clips_most_steps
     ),
     "no room above": Contradiction(
         "playbook: C6", "twice the prescribed rate breaks", "says so, and is less sure of the rate", _no_room_above
