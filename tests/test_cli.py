@@ -199,13 +199,14 @@ def test_what_a_loss_says_at_its_first_batch_is_not_asked_again_by_the_notebooks
 
 CONCLUDE = """
 from workup.finding import Finding
+from workup.judge.prescription import prescribe
 from workup.study import Study
 from workup.workload import fingerprint, load
 w = load(workload)
 opened = Study.open(study, workload=w.name, fingerprint=fingerprint(w))
-found = Finding(name="best_lr", value=lr or 0.25, rule="playbook: C1", summary="It trains best.", confidence="high")
+found = Finding(name="peak_lr", value=lr or 0.25, rule="playbook: C1", summary="It trains best.", confidence="high")
 opened.record("04_learning_rate", [found])
-opened.prescribe(w)
+opened.save_prescription(prescribe(opened.findings(), workload=w))
 print("sweep: 3 trials in 1 s")
 """
 
@@ -219,8 +220,10 @@ def test_run_prints_the_stages_the_recommendations_and_where_the_report_is(proje
     assert err.splitlines()[-1].startswith("Failed: 02_batch_size.")
     assert out.startswith("[1/2] 02_batch_size\n[2/2] 04_learning_rate\nsweep: 3 trials in 1 s\n  done in ")
     row = next(line for line in out.splitlines() if line.startswith("peak_lr"))
-    assert row.split()[1:3] == ["0.5", "high"]
-    assert "04_learning_rate (playbook: C1)" in row
+    assert row.split()[1:4] == ["0.1", "0.5", "high"]
+    assert row.endswith("It trains best.")
+    assert "What it is worth: not compared with today's settings yet." in out
+    assert "--budget standard --notebooks 11\n" in out
     assert "Report: runs/mine/report.html" in out
     assert (project / "runs" / "mine" / "report.html").stat().st_size > 1000
     executed = nbformat.read(project / "runs/mine/notebooks/04_learning_rate.ipynb", as_version=4)
@@ -332,7 +335,7 @@ def test_show_prints_every_finding_and_what_would_settle_one_that_cannot_be_told
     code, out, _ = workup(capsys, "show", "runs/mine")
     assert code == 0
     assert out.startswith("mine in runs/mine\n")
-    assert "Best learning rate: 0.03 (0.01 to 0.1) [medium confidence]" in out
+    assert "Best learning rate of the short sweep: 0.03 (0.01 to 0.1) [medium confidence]" in out
     assert "To settle it: Run 500 steps." in out
 
 

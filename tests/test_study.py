@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from workup import Finding, Study, StudyError, Trial
+from workup.judge.prescription import prescribe
 from workup.measure.train import train
 from workup.study import write_whole
 
@@ -119,8 +120,8 @@ def test_two_processes_writing_one_file_never_mix(tmp_path):
 
 def test_the_prescription_is_written_as_json_with_lines_to_paste(tmp_path, workload):
     study = opened(tmp_path / "s")
-    study.record("04_learning_rate", [Finding(name="best_lr", value=0.25, rule="C1", summary="…")])
-    study.prescribe(workload)
+    study.record("04_learning_rate", [Finding(name="peak_lr", value=0.25, rule="C1", summary="…")])
+    study.save_prescription(prescribe(study.findings(), workload=workload))
     body = json.loads((study.folder / "prescription.json").read_text())
     assert body["peak_lr"] == 0.25
     assert "0.25" in body["lines"]["pytorch"]

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from workup import Prescription, Study, Trace, Trial, Workload, WorkloadError
 from workup.experiments import causes, clipping, final_run, instability, learning_rate, warmup
 from workup.experiments.session import Session
-from workup.finding import prescribe
+from workup.judge.prescription import prescribe
 from workup.measure.architecture import Audit
 from workup.trace import COLUMNS
 
@@ -63,12 +63,14 @@ def sweep(session):
 
 def test_the_sweep_widens_until_the_known_optimum_and_the_known_edge_are_bracketed(session):
     traces = sweep(session)
-    best, _, unstable = learning_rate.conclude(session, traces)
+    best, peak, _, unstable = learning_rate.conclude(session, traces)
     # lr* = 1 / curvature converges in one step; 2 / curvature is the edge of stability.
     assert best.value == pytest.approx(1 / CURVATURE, rel=0.01)
     assert unstable.interval[0] <= 2 / CURVATURE <= unstable.interval[1]
     assert best.evidence["horizon_steps"] == 60
     assert session.study.findings()["best_lr"].value == best.value
+    assert peak.name == "peak_lr"
+    assert best.at == peak.at == {"batch_size": 8}
 
 
 def test_where_every_trial_fails_the_reason_is_said(session):
@@ -102,7 +104,7 @@ def test_multiples_of_lr_star_break_where_theory_says(session):
     assert [(fix, times) for fix, times in remedies if fix == "adam"] == [("adam", 5.0), ("adam", 10.0)]
     paired = {(times, t.lr) for (fix, times), t in remedies.items() if fix not in ("adam", "lower lr")}
     assert paired == {(5.0, traces[2].trial.lr), (10.0, traces[3].trial.lr)}
-    assert fixed.cost.iloc[-1] == 0
+    assert fixed.lower.iloc[-1] == 0
     assert (fixed.stability[fixed.fix == "adam"] == "stable").all()
     test, unstable, cause, fix = found
     assert test.value == "stable"
@@ -116,7 +118,7 @@ def test_multiples_of_lr_star_break_where_theory_says(session):
 def test_a_best_rate_that_is_itself_unstable_is_said_to_be(session):
     session = dataclasses.replace(session, notebook="05_instability", knobs={"lr": 0.4, "steps": 80})
     test, *_ = explain(session, session.run(instability.plan(session)))[2]
-    assert test.caveats[0].startswith("lr* itself is not calm: ")
+    assert test.caveats[0].startswith("At 0.4 itself training is not calm: ")
 
 
 def explain(session, traces):
@@ -217,7 +219,8 @@ def test_the_threshold_comes_from_the_unclipped_norms_of_the_rate_at_hand(sessio
     # |g| = 10 * 0.9^t at lr 0.01.
     norms = 10 * 0.9 ** np.arange(100)
     expected = [np.percentile(norms, p) for p in (90, 75, 50)]
-    assert [t.clip_norm for t in clipped] == pytest.approx([expected[0], *expected], rel=1e-3)
+    assert [t.clip_norm for t in clipped] == pytest.approx(2 * expected, rel=1e-3)
+    assert [t.lr for t in clipped] == [0.01] * 3 + [0.25] * 3
     assert clipping.plan_open(session, traces) == {}
     found, share = clipping.conclude(session, traces, session.run(clipped), clipping.open_table({}, []))
     assert share.rule.startswith("playbook: E")
@@ -267,7 +270,9 @@ def test_the_final_run_pairs_seeds_and_keeps_steps_equal(session):
     assert {(t.steps, t.batch_size) for runs in trials.values() for t in runs} == {(40, 8)}
     assert [t.seed for t in trials["present"]] == [t.seed for t in trials["prescribed"]] == [0, 1, 2]
     groups = {name: session.run(runs) for name, runs in trials.items()}
-    (found,) = final_run.conclude(session, groups)
+    assert final_run.more_seeds(session, prescription, groups) is groups
+    (found,) = final_run.conclude(session, prescription, groups)
+    assert found.at == {"lr": 0.1, "batch_size": 8, "warmup_steps": 5, "clip_norm": None}
     # At lr 0.01 the loss is 5 * 0.9^(2 t); at 1 / curvature it reaches 0.
     assert found.value == pytest.approx(5 * 0.9**80, rel=1e-3)
 

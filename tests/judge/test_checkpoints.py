@@ -39,6 +39,15 @@ def test_what_cannot_be_told_says_why_and_what_would_settle_it(present, prescrib
     assert found.settle
 
 
+def test_a_difference_too_small_to_matter_is_an_answer():
+    table = runs([1.0, 1.001, 0.999], [0.999, 1.001, 1.0], initial=[2.3] * 6)
+    found = checkpoints.judge(table)
+    assert found.told
+    assert found.summary.startswith("No difference that matters")
+    assert found.evidence["matters"] is False
+    assert abs(found.evidence["share_of_descent"]) < 0.001
+
+
 def test_present_settings_that_never_train_lose_to_any_that_do():
     assert checkpoints.judge(runs([np.nan, np.nan], [0.5, 0.6])).value == np.inf
 
@@ -51,7 +60,7 @@ def test_prescribed_runs_that_became_unstable_are_told_beside_a_gain():
 def test_a_gain_over_a_small_part_of_the_run_is_of_low_confidence_and_says_so():
     found = checkpoints.judge(runs([1.0, 1.1, 1.2], [0.5, 0.6, 0.8]), share=0.04)
     assert found.confidence == "low"
-    assert found.caveats == ("Trained for 4% of the run's steps: the difference may shrink or turn over the rest.",)
+    assert found.caveats[0].startswith("Trained for 4% of the run's steps, with a rate meant for all of them: ")
     assert checkpoints.judge(runs([1.0, 1.1, 1.2], [0.5, 0.6, 0.8])).caveats == ()
 
 

@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workup.errors import ParameterError
+from workup.finding import Finding
 from workup.judge import clipping
+from workup.judge.difference import compare
 
 
 def norms(n=1000, seed=0):
@@ -86,33 +88,60 @@ def test_the_threshold_scales_with_the_norms_and_is_one_of_their_range(x, p, fac
 
 
 def trial(lr, clip, stability, final, share=0.0):
-    return {"lr": lr, "clip_norm": clip, "clipped_fraction": share, "stability": stability, "final": final}
+    settings = {"lr": lr, "clip_norm": clip, "clipped_fraction": share}
+    return settings | {"stability": stability, "final": final, "initial": 2.3}
 
 
 CALM, WILD = trial(0.1, np.nan, "stable", 0.5), trial(0.2, np.nan, "diverged", 9.0)
+HELD = [trial(0.2, 4, "early", 3, 0.1), trial(0.2, 2, "stable", 0.4, 0.3), trial(0.2, 1, "stable", 0.6, 0.7)]
 
 
-def test_the_loosest_threshold_that_holds_is_chosen():
-    tried = [trial(0.2, 4, "early", 3, 0.1), trial(0.2, 2, "stable", 0.4, 0.3), trial(0.2, 1, "stable", 0.6, 0.7)]
-    clip, share = clipping.choose(pd.DataFrame([CALM, WILD, *tried]), clipping.judge(norms()))
-    assert (clip.value, share.value, clip.evidence["peak_lr"]) == (2, 0.3, 0.2)
+def choose(*tried, **more):
+    return clipping.choose(pd.DataFrame(tried), clipping.judge(norms()), **more)
 
 
-def test_a_stable_rate_needs_no_clipping_and_a_hopeless_one_gets_none():
-    proposed = clipping.judge(norms())
-    calm = clipping.choose(pd.DataFrame([CALM, trial(0.2, np.nan, "stable", 0.4)]), proposed)[0]
-    lost = clipping.choose(pd.DataFrame([CALM, WILD, trial(0.2, 1, "diverged", 9)]), proposed)[0]
-    assert calm.value == "none"
-    assert "not needed" in calm.summary
-    assert lost.value == "none"
-    assert "not the remedy" in lost.summary
+def test_the_loosest_threshold_that_makes_twice_the_rate_stable_is_chosen():
+    clip, share = choose(CALM, trial(0.1, 2, "stable", 0.5, 0.05), WILD, *HELD)
+    assert (clip.value, clip.evidence["peak_lr"]) == (2, None)
+    assert share.value == 0.05  # at the prescribed rate, where it will clip
+    assert clip.because == "0.2, above it, breaks without it and trains with it"
 
 
-def test_a_threshold_that_only_opens_a_rate_not_worth_having_is_evidence_and_no_advice():
-    tried = [CALM, WILD, trial(0.2, 2, "stable", 0.6, 0.3)]
-    clip, share = clipping.choose(pd.DataFrame(tried), clipping.judge(norms()))
-    assert (clip.value, clip.evidence["threshold"], share.value) == ("none", 2, 0.3)
-    assert "leave clipping off" in clip.summary
+def test_a_rate_that_breaks_by_itself_is_cured_first():
+    broken = trial(0.1, np.nan, "mid", 2.0)
+    clip, share = choose(broken, trial(0.1, 3, "stable", 0.5, 0.2), WILD, *HELD)
+    assert (clip.value, share.value) == (3, 0.2)
+    assert "this rate breaks" in clip.because
+
+
+def test_what_trains_stably_needs_no_clipping_and_the_share_each_percentile_touches_is_said():
+    touched = clipping.touched(norms(), 2 * norms(), (90, 50))
+    assert touched["90"]["share"] == pytest.approx(0.1)
+    assert touched["90"]["share_at_double"] > 0.5
+    found = choose(CALM, trial(0.1, 2, "stable", 0.5), trial(0.2, np.nan, "stable", 0.4), touched=touched)[0]
+    assert found.value == "none"
+    assert found.summary.startswith("No clipping is needed: lr 0.1 and 0.2 train stably without.")
+    assert "the 90th percentile 10%" in found.summary
+
+
+def test_a_threshold_that_lowers_the_loss_at_the_prescribed_rate_does_something():
+    found = choose(CALM, trial(0.1, 2, "stable", 0.3, 0.1), trial(0.2, np.nan, "stable", 0.4))[0]
+    assert found.value == 2
+    assert found.because == "ends lower than the same rate unclipped, by 11% of the descent"
+
+
+def test_where_no_threshold_holds_another_remedy_is_named():
+    found = choose(CALM, WILD, trial(0.2, 1, "diverged", 9))[0]
+    assert found.value == "none"
+    assert "not the remedy" in found.summary
+
+
+def test_a_rate_that_clipping_opens_comes_with_the_one_found_for_the_whole_run():
+    peak = Finding(name="peak_lr", value=0.15, interval=(0.1, 0.2), rule="C1", summary="0.15.", confidence="low")
+    paid = compare([0.3, 0.31, 0.3], [0.5, 0.5, 0.51], 2.3)
+    facts = choose(CALM, WILD, *HELD, paid=paid, peak=peak)[0].evidence
+    assert (facts["peak_lr"], facts["peak_interval"], facts["peak_confidence"]) == (0.15, (0.1, 0.2), "low")
+    assert facts["seeds"] == 3
 
 
 def test_norms_of_nearly_always_zero_give_no_threshold_of_zero():

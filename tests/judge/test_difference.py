@@ -57,8 +57,9 @@ def test_scaling_and_shifting_the_losses_changes_no_share(pairs, power, shift):
         return [2.0**power * (value / 64 + shift) for value in values]
 
     final, other = zip(*pairs, strict=True)
-    plain, moved = compare([f / 64 for f in final], [o / 64 for o in other], 2.0), compare(
-        move(final), move(other), 2.0**power * (2.0 + shift)
+    plain, moved = (
+        compare([f / 64 for f in final], [o / 64 for o in other], 2.0),
+        compare(move(final), move(other), 2.0**power * (2.0 + shift)),
     )
     assert moved.share == pytest.approx(plain.share)
     assert moved.matters == plain.matters

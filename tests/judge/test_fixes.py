@@ -2,6 +2,7 @@ import pandas as pd
 import pytest
 
 from workup.judge import fixes
+from workup.judge.difference import compare
 
 
 def tried(**rows):
@@ -21,7 +22,7 @@ def test_the_first_remedy_in_the_playbooks_order_that_pays_is_recommended():
 def test_a_remedy_that_ends_no_lower_than_the_present_rate_is_not_worth_having():
     found = fixes.judge(tried(nothing=("mid", 2.0), clipping=("stable", 0.07), lower_lr=("stable", 0.0002)))
     assert found.value == "none"
-    assert "no lower loss than lr* as it is" in found.summary
+    assert "ends higher than the best calm rate, by 3% of the descent" in found.summary
 
 
 def test_nothing_is_recommended_where_nothing_is_wrong():
@@ -38,9 +39,20 @@ def test_without_the_unfixed_trial_it_cannot_be_told():
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
-def test_whether_a_change_pays_does_not_depend_on_the_losses_scale(scale):
-    assert fixes.pays(0.1 * scale, 0.2 * scale, 2.3 * scale)
-    assert not fixes.pays(0.199 * scale, 0.2 * scale, 2.3 * scale)
+def test_whether_a_remedy_is_worth_having_does_not_depend_on_the_losses_scale(scale):
+    def told(final):
+        table = tried(nothing=("mid", 2.0), warmup=("stable", final), lower_lr=("stable", 0.2))
+        return fixes.judge(table.assign(final=table.final * scale, initial=2.3 * scale)).value
+
+    assert (told(0.1), told(0.199)) == ("warmup", "none")
+
+
+def test_a_remedy_that_over_seeds_ends_no_lower_is_not_recommended():
+    table = tried(nothing=("mid", 2.0), warmup=("stable", 0.1), lower_lr=("stable", 0.2))
+    assert fixes.judge(table, beside=compare([0.1, 0.11, 0.12], [0.2, 0.21, 0.2], 2.3)).value == "warmup"
+    found = fixes.judge(table, beside=compare([0.1, 0.3, 0.2], [0.2, 0.2, 0.2], 2.3))
+    assert found.value == "none"
+    assert "3 seeds" in found.summary
 
 
 def test_the_lowest_unstable_rate_decides_and_the_highest_is_told():
@@ -49,9 +61,9 @@ def test_the_lowest_unstable_rate_decides_and_the_highest_is_told():
     lower = tried(lower_lr=("stable", 0.5)).assign(times=1.0)
     found = fixes.judge(pd.concat([low, high, lower]))
     assert found.value == "warmup"
-    assert "at 10 times lr* it does not" in found.summary
+    assert "at 10 times the rate it does not" in found.summary
     assert found.evidence["restored_at_highest"] == ["clipping", "lower lr"]
-    assert found.evidence["at 10 x lr*"]["warmup"] == {"stability": "diverged", "final": 9.0}
+    assert found.evidence["at 10 times the rate"]["warmup"] == {"stability": "diverged", "final": 9.0}
 
 
 def test_where_nothing_helps_what_the_audit_found_is_told():

@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workup.errors import ParameterError
+from workup.finding import Finding
 from workup.judge import warmup
+from workup.judge.difference import compare
 
 
 def rows(finals, lr=1.0, start=2.3):
@@ -151,3 +153,31 @@ def test_scaled_or_shifted_losses_ask_for_the_same_warmup(finals, power, shift):
         return found.value, found.interval, found.evidence["needed"], found.evidence["peak_lr"]
 
     assert told(lambda f: f * 2.0**power) == told(lambda f: f + shift) == told(lambda f: f)
+
+
+def opened():
+    return warmup.judge(rows({0: NAN, 10: 2.4, 100: 0.3}), baseline=0.5)
+
+
+PEAK = Finding(name="peak_lr", value=0.4, interval=(0.2, 0.8), rule="C1", summary="0.4 for all.", confidence="low")
+
+
+def test_a_ramp_that_pays_over_seeds_brings_the_rate_found_with_it_in_place():
+    found = warmup.confirm(opened(), compare([0.3, 0.31, 0.3], [0.5, 0.5, 0.51], 2.3), PEAK)
+    facts = found.evidence
+    assert (found.value, facts["opened_lr"], facts["peak_lr"]) == (100, 1.0, 0.4)
+    assert (facts["peak_interval"], facts["peak_confidence"]) == ((0.2, 0.8), "low")
+    assert "3 seeds" in found.because
+
+
+def test_a_ramp_that_pays_at_one_seed_only_is_not_needed():
+    found = warmup.confirm(opened(), compare([0.3, 0.8, 0.5], [0.5, 0.5, 0.5], 2.3), None)
+    assert (found.value, found.evidence["peak_lr"], found.evidence["needed"]) == (0, None, False)
+    assert found.summary.startswith("No warmup is needed: 100 steps open lr 1, but it ends ")
+
+
+def test_where_the_rate_with_the_ramp_cannot_be_told_neither_can_the_warmup():
+    untold = Finding(name="peak_lr", value=None, rule="C1", summary="It moves.", settle="Train longer.")
+    found = warmup.confirm(opened(), compare([0.3] * 3, [0.5] * 3, 2.3), untold)
+    assert not found.told
+    assert found.settle == "It moves. Train longer."

@@ -1,13 +1,10 @@
-"""Cards and the table of recommendations: the words a reader gets."""
-
-from types import SimpleNamespace
+"""Cards and tables: the words a reader gets."""
 
 import pandas as pd
 import pytest
 
 from workup.finding import Finding
-from workup.show.cards import COLOURS, UNTOLD, answer, cards, recommendations, recommended, table
-from workup.study import Study
+from workup.show.cards import COLOURS, UNTOLD, answer, cards, table
 
 BEST = Finding(
     name="best_lr",
@@ -94,7 +91,7 @@ def test_cards_need_neither_style_sheet_nor_fixed_ink_so_they_read_on_light_and_
 
 def test_text_reads_the_same_in_a_terminal():
     assert repr(cards({"best_lr": BEST, "warmup_steps": UNKNOWN})).splitlines() == [
-        "Best learning rate: 0.0316 (0.01 to 0.1) [high confidence]",
+        "Best learning rate of the short sweep: 0.0316 (0.01 to 0.1) [high confidence]",
         "  0.0316 trains best. (playbook: C1)",
         "  But: Holds at 300 steps.",
         "Warmup steps: cannot tell [cannot tell]",
@@ -123,39 +120,3 @@ def test_no_finding_is_said():
 )
 def test_answers_are_spelled(value, unit, words):
     assert answer(Finding(name="x", value=value, unit=unit, rule="r", summary="s")) == words
-
-
-def study(tmp_path, *findings):
-    made = Study.open(tmp_path / "study", workload="w", fingerprint={})
-    made.record("04_learning_rate", [f for f in findings if f.name == "best_lr"])
-    made.record("06_warmup", [f for f in findings if f.name != "best_lr"])
-    made.prescribe(SimpleNamespace(batch_size=64, lr=0.1, max_train_steps=1000, schedule=None, precision="fp32"))
-    return made
-
-
-def test_recommendations_are_the_settings_with_their_source_then_what_else_was_found(tmp_path):
-    assert recommended(study(tmp_path, BEST, UNKNOWN)) == [
-        ("setting", "value", "interval", "how sure", "from"),
-        ("batch_size", "64", "", "", "as you have it"),
-        ("peak_lr", "0.0316", "0.01 to 0.1", "high", "04_learning_rate (playbook: C1)"),
-        ("warmup_steps", "0", "", "", "as you have it"),
-        ("clip_norm", "none", "", "", "as you have it"),
-        ("Warmup steps", "cannot tell", "", "", "06_warmup"),
-    ]
-
-
-def test_a_peak_that_a_warmup_opened_does_not_carry_the_interval_of_another_rate(tmp_path):
-    ramp = Finding(
-        name="warmup_steps", value=50, rule="playbook: D4", summary="50.", interval=(20, 50), evidence={"peak_lr": 0.3}
-    )
-    rows = {row[0]: row[1:] for row in recommended(study(tmp_path, BEST, ramp))}
-    assert rows["peak_lr"] == ("0.3", "", "medium", "06_warmup (playbook: D4)")
-    assert rows["warmup_steps"] == ("50", "20 to 50", "medium", "06_warmup (playbook: D4)")
-    assert rows["Best learning rate"] == ("0.0316", "0.01 to 0.1", "high", "04_learning_rate")
-
-
-def test_the_text_table_lines_its_columns_up():
-    header, rule, row = str(recommendations({"best_lr": BEST})).splitlines()
-    assert header.split("  ")[0] == "setting"
-    assert header.index("from") == row.index("playbook")
-    assert set(rule) == {"-", " "}

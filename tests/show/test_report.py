@@ -10,6 +10,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from workup.finding import Finding
+from workup.judge.prescription import prescribe
 from workup.show.report import write_report
 from workup.study import Study
 
@@ -60,7 +61,7 @@ def report(study):
 
 def test_an_empty_study_says_what_is_missing(study):
     page = report(study)
-    for said in ("Nothing has been concluded yet.", "No executed notebook is in this study.", "No finding yet."):
+    for said in ("Nothing has been concluded yet.", "No notebook has been run in this study."):
         assert said in page
     assert "No prescription yet" in page
     assert "not measured" in page
@@ -75,7 +76,8 @@ def test_a_full_report_asks_finds_prescribes_draws_and_can_be_repeated(study):
     ]
     write_notebook(study, "04_learning_rate", cells, workload="my.py:workload", study="runs/mine", seed=3)
     study.record("04_learning_rate", [BEST], seed=3, device="cpu", budget="standard", versions={"torch": "2.13"})
-    study.prescribe(SimpleNamespace(batch_size=64, lr=0.1, max_train_steps=900, schedule=None, precision="fp32"))
+    own = SimpleNamespace(batch_size=64, lr=0.1, max_train_steps=900, schedule=None, precision="fp32")
+    study.save_prescription(prescribe(study.findings(), workload=own))
     (study.folder / "traces" / "a.parquet").write_bytes(b"")
     page = report(study)
     for said in (

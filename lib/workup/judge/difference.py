@@ -73,8 +73,8 @@ def compare(final: Any, other: Any, initial: float) -> Difference:
     """How much lower ``final`` is than ``other``, a value a seed of each, shape [seeds].
 
     Args:
-        initial: loss before training; the descent goes from there to the mean of ``other``, or of ``final``
-            where no ``other`` is finite.
+        initial: loss before training; the descent goes from there to the mean of ``other``. NaN where it is not
+            known: the share is then of the mean of ``other`` itself.
     """
     lower, higher = curve(np.atleast_1d(final), "final"), curve(np.atleast_1d(other), "other")
     lower, higher = lower[: len(higher)], higher[: len(lower)]
@@ -83,9 +83,9 @@ def compare(final: Any, other: Any, initial: float) -> Difference:
     if not np.isfinite(higher).all():
         return Difference(math.inf, None, len(lower))
     gains = higher - lower
-    descent = abs(float(initial) - float(higher.mean())) or math.nan
-    if not math.isfinite(descent):
-        return Difference(0.0 if not gains.any() else math.copysign(math.inf, gains.mean()), None, len(lower))
+    descent = abs(float(initial) - float(higher.mean()))
+    if not math.isfinite(descent) or descent == 0:
+        descent = abs(float(higher.mean())) or 1.0
     shares = gains / descent
     return Difference(float(shares.mean()), mean_interval(shares) if len(shares) > 1 else None, len(shares))
 

@@ -61,7 +61,7 @@ def title(name: str) -> str:
     """A finding's name in words.
 
     >>> title("best_lr"), title("recommended_fix")
-    ('Best learning rate', 'Recommended fix')
+    ('Best learning rate of the short sweep', 'Recommended fix')
     """
     return NAMES.get(name, name.replace("_", " ").capitalize())
 
@@ -120,7 +120,7 @@ def cards(findings: Finding | Iterable[Finding] | Mapping[str, Finding]) -> Show
 
     Example:
         >>> cards(Finding(name="best_lr", value=0.03, rule="playbook: C1", summary="0.03 trains best."))
-        Best learning rate: 0.03 [medium confidence]
+        Best learning rate of the short sweep: 0.03 [medium confidence]
           0.03 trains best. (playbook: C1)
     """
     found = [findings] if isinstance(findings, Finding) else findings
