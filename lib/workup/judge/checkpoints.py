@@ -82,7 +82,7 @@ def judge(runs: pd.DataFrame, *, what: str = "evaluation loss", share: float = 1
 def _sentence(seen: Difference, what: str, numbers: str) -> str:
     over = f"{numbers} as it is now, mean of {seen.seeds} seeds"
     if np.isfinite(seen.share) and abs(seen.share) < WORTH:
-        return f"No difference that matters: best {what} {over}."
+        return f"No difference that matters, so today's settings are as good: best {what} {over}."
     better = "lower" if seen.share > 0 else "HIGHER"
     share = f", {abs(seen.share):.2g} of the descent" if np.isfinite(seen.share) else ""
     return f"The prescribed settings reach a {better} best {what}: {over}{share}."

@@ -195,8 +195,8 @@ def _lower(rows: pd.DataFrame) -> Difference | None:
 
 
 def _touching(touched: Mapping[str, Any] | None) -> str:
-    shares = [f"the {p}th percentile {t['share']:.0%} ({t['share_at_double']:.0%})" for p, t in (touched or {}).items()]
-    return f". Of the steps there (above), it would touch: {', '.join(shares)}" if shares else ""
+    each = [f"{p}th percentile {t['share']:.0%} and {t['share_at_double']:.0%}" for p, t in (touched or {}).items()]
+    return f". A threshold would clip these shares of the steps at the two: {', '.join(each)}" if each else ""
 
 
 def clipped_fraction(grad_norm: Any, threshold: float) -> float:

@@ -125,9 +125,10 @@ def _judge(
     peaks = ", ".join(f"{lr:.3g}" for lr in sorted(by["lr"].unique()))
     if open_.empty:
         text = (
-            f"No warmup up to {int(by['warmup_steps'].max())} steps is enough at lr {peaks}: clip, or change the model."
+            f"No warmup up to {int(by['warmup_steps'].max())} steps opens lr {peaks}: where the best rate without is "
         )
-        because = "no ramp tried makes a higher rate trainable"
+        text += "too low, clip, or change the model (C8)."
+        because = "no ramp tried opens a higher rate"
         return _finding(0, text, **tried, needed=True, enough=False, peak_lr=None, because=because)
     # The highest peak that any warmup opened; past it, nothing more can be had.
     peak = float(open_["lr"].max())
