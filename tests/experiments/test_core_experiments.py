@@ -277,6 +277,16 @@ def test_the_final_run_pairs_seeds_and_keeps_steps_equal(session):
     assert found.value == pytest.approx(5 * 0.9**80, rel=1e-3)
 
 
+def test_settings_that_are_todays_are_not_compared_with_themselves(session):
+    session = dataclasses.replace(session, notebook="11_final_run", knobs={"steps": 40})
+    prescription = session.prescription
+    trials = final_run.plan(session, prescription)
+    groups = {name: session.run(runs) for name, runs in trials.items()}
+    (found,) = final_run.conclude(session, prescription, groups)
+    assert (found.value, found.evidence["matters"]) == (0.0, False)
+    assert "nothing to compare" in found.summary
+
+
 def test_a_final_loss_is_the_mean_of_the_last_tenth_and_missing_where_the_trial_ended_early():
     def trace(losses, steps):
         table = pd.DataFrame({name: np.zeros(len(losses)) for name in COLUMNS}).assign(loss=losses)

@@ -108,6 +108,9 @@ def table(groups: Mapping[str, list[Trace]]) -> pd.DataFrame:
 def judge(session: Session, groups: Mapping[str, list[Trace]]) -> Finding:
     """improvement: prescribed against present, paired by seed."""
     trial = groups["prescribed"][0].trial
+    if trial == groups["present"][0].trial:
+        why = "The settings found are the ones you have, so there is nothing to compare."
+        return Finding(name="improvement", value=0.0, rule=checkpoints.RULE, summary=why, evidence={"matters": False})
     what = "evaluation loss" if trial.eval_every else "training loss"
     return checkpoints.judge(table(groups), what=what, share=trial.steps / session.workload.max_train_steps)
 

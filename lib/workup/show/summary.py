@@ -114,8 +114,10 @@ def _command(
         notebooks = "11"
     else:
         return ""
-    workload, folder = record.get("workload", study.about["workload"]), str(study.folder)
-    given = ["workup", "run", str(workload), "--study", folder, "--budget", budget, "--notebooks", notebooks]
+    here = study.folder.is_relative_to(Path.cwd())
+    folder = str(study.folder.relative_to(Path.cwd()) if here else study.folder)
+    workload = str(record.get("workload", study.about["workload"]))
+    given = ["workup", "run", workload, "--study", folder, "--budget", budget, "--notebooks", notebooks]
     return shlex.join(given)
 
 
