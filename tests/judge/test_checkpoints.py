@@ -48,6 +48,17 @@ def test_a_difference_too_small_to_matter_is_an_answer():
     assert abs(found.evidence["share_of_descent"]) < 0.001
 
 
+def test_the_same_loss_in_less_time_is_told_with_its_interval():
+    table = runs([1.0, 1.001, 0.999], [0.999, 1.001, 1.0], initial=[2.3] * 6, to_goal=[10, 11, 9, 4, 4.4, 3.6])
+    facts = checkpoints.judge(table).evidence
+    assert facts["time"] == pytest.approx(0.4)
+    assert facts["time_interval"] == pytest.approx((0.4, 0.4))
+    assert facts["faster"]
+    assert "in 40% of the time (40% to 40%)" in checkpoints.judge(table).summary
+    for slow in ([10, 11, 9, 4, 12, 9], [10, 11, 9, 4, np.nan, 4]):
+        assert not checkpoints.judge(table.assign(to_goal=slow)).evidence["faster"]
+
+
 def test_present_settings_that_never_train_lose_to_any_that_do():
     assert checkpoints.judge(runs([np.nan, np.nan], [0.5, 0.6])).value == np.inf
 

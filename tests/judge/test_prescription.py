@@ -189,6 +189,12 @@ PLANTED = {
         "11",
         "was of other settings",
     ),
+    "brings nothing": (
+        [found("improvement", 0.0001, evidence={"matters": False}, at={**AT, "warmup_steps": 0, "clip_norm": None})],
+        {"peak_lr": 0.1, "batch_size": 64},
+        "",
+        "peak_lr 0.05 would train as well, and no faster",
+    ),
     "worse than today": (
         [found("improvement", -0.02, at={**AT, "warmup_steps": 0, "clip_norm": None})],
         {"peak_lr": 0.1, "batch_size": 64},
@@ -248,10 +254,10 @@ def test_a_single_trials_fix_that_was_not_judged_yet_is_said_to_be_open():
     assert [(conflict.name, conflict.run) for conflict in made.conflicts] == [("fix not confirmed", "07")]
 
 
-def test_a_worse_comparison_that_does_not_matter_changes_nothing():
+def test_settings_that_end_no_lower_but_sooner_are_prescribed():
     gain = AGREEING[-1]
-    small = dataclasses.replace(gain, value=-0.0001, evidence={"matters": False})
-    assert planted(small).peak_lr == 0.05
+    sooner = dataclasses.replace(gain, value=-0.0001, evidence={"matters": False, "faster": True})
+    assert planted(sooner).peak_lr == 0.05
 
 
 @pytest.mark.parametrize("one", PLANTED)

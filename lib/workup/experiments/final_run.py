@@ -11,6 +11,7 @@ from workup.experiments.learning_rate import initial_loss
 from workup.experiments.session import Session
 from workup.finding import Finding, Prescription
 from workup.judge import checkpoints
+from workup.judge.difference import WORTH
 from workup.trace import Trace, Trial
 
 #: Steps at most (None: all of the run's), seeds to begin with and at most.
@@ -77,32 +78,43 @@ def schedules(session: Session, trials: Mapping[str, list[Trial]]) -> dict[str, 
 
 
 def table(groups: Mapping[str, list[Trace]]) -> pd.DataFrame:
-    """A row per run: settings, seed, status, stability, initial (training loss), best (lowest evaluation loss), …
+    """A row per run: settings, seed, status, stability, initial, best, best_step, examples, to_goal.
 
-    Without evaluation data, best is the lowest mean of 50 training losses.
+    ``best`` is the lowest evaluation loss (without evaluation data, the lowest mean of 50 training losses), and
+    ``to_goal`` the seconds, at the run's median pace, until it first came to within 1% of the descent of the best of
+    the present settings' run of that seed; NaN where it never did.
     """
+    curves = {(name, trace.trial.seed): _curve(trace) for name, traces in groups.items() for trace in traces}
     rows = []
     for name, traces in groups.items():
         for trace in traces:
-            curve = trace.steps.eval_loss
-            if not trace.trial.eval_every:
-                curve = trace.steps.loss.rolling(min(50, trace.trial.steps)).mean()
-            finite = curve.where(np.isfinite(curve))
-            some = finite.notna().any()
+            curve, present = curves[name, trace.trial.seed], curves["present", trace.trial.seed]
+            start, some = initial_loss(trace), curve.notna().any()
+            goal = present.min() + WORTH * max(start - present.min(), 0.0)
+            there = np.flatnonzero(curve <= goal)
+            pace = float(trace.steps.seconds.median())
             rows.append(
                 {
                     "settings": name,
                     "seed": trace.trial.seed,
                     "status": trace.status,
                     "stability": instability.verdict(trace).value,
-                    "initial": initial_loss(trace),
-                    "best": float(finite.min()) if some else float("nan"),
-                    "best_step": int(finite.argmin()) if some else -1,
+                    "initial": start,
+                    "best": float(curve.min()) if some else float("nan"),
+                    "best_step": int(curve.argmin()) if some else -1,
                     "examples": int(trace.steps.examples.sum()),
-                    "seconds": float(trace.steps.seconds.sum()),
+                    "to_goal": float((there[0] + 1) * pace) if len(there) else float("nan"),
                 }
             )
     return pd.DataFrame(rows)
+
+
+def _curve(trace: Trace) -> pd.Series:
+    """What a run is compared by, a value a step, NaN where there is none."""
+    curve = trace.steps.eval_loss
+    if not trace.trial.eval_every:
+        curve = trace.steps.loss.rolling(min(50, trace.trial.steps)).mean()
+    return curve.where(np.isfinite(curve))
 
 
 def judge(session: Session, groups: Mapping[str, list[Trace]]) -> Finding:

@@ -11,6 +11,8 @@ from workup.judge.difference import WORTH, Difference, compare, mean_interval
 RULE = "playbook: F4, D5"
 #: A comparison over less than this share of the run is one of starts.
 LONG = 0.25
+#: The same loss in less than this share of the time is worth a change of settings.
+SOONER = 0.9
 
 
 def judge(runs: pd.DataFrame, *, what: str = "evaluation loss", share: float = 1.0) -> Finding:
@@ -19,14 +21,17 @@ def judge(runs: pd.DataFrame, *, what: str = "evaluation loss", share: float = 1
     Args:
         runs: columns ``settings`` ("present" or "prescribed"), ``seed``, ``best`` (lowest
             evaluation loss of the run; NaN where it has none), and optionally ``initial`` (loss before
-            training), ``stability`` and ``examples`` (seen by the run).
+            training), ``stability``, ``examples`` (seen by the run) and ``to_goal`` (seconds until it came near
+            the present settings' best).
         what: ``best`` is the lowest of.
         share: of the whole run's steps, as many as were trained.
 
     Returns:
         ``improvement``: present minus prescribed, paired by seed, with its 95% interval, and ``matters``
-        in its evidence: whether it is over 1% of the descent. "None" is an answer where the interval is surely
-        within that; where it is wider and holds 0, or there are fewer than two pairs, it cannot be told.
+        in its evidence: whether it is over 1% of the descent. That there is none is an answer where the interval
+        is surely within that; where it is wider and holds 0, or there are fewer than two pairs, it cannot be told.
+        ``time`` and ``time_interval`` are the share of the time in which the prescribed settings get as low as the
+        present ones at their best, and ``faster`` says whether that is surely less than all of it.
     """
     wide = runs.pivot_table(index="seed", columns="settings", values="best", dropna=False)
     for group in ("present", "prescribed"):
@@ -61,6 +66,7 @@ def judge(runs: pd.DataFrame, *, what: str = "evaluation loss", share: float = 1
     seen = compare(pairs["prescribed"], pairs["present"], start)
     low, high = mean_interval(gains.to_numpy())
     numbers = f"{pairs['prescribed'].mean():.4g} against {pairs['present'].mean():.4g}"
+    evidence |= _time(runs)
     evidence |= {"share_of_descent": seen.share, "share_interval": seen.interval, "matters": abs(seen.share) >= WORTH}
     if low <= 0 <= high and not seen.settled:
         summary = f"No difference that {len(pairs)} seeds can show: best {what} {numbers} as it is now."
@@ -72,17 +78,37 @@ def judge(runs: pd.DataFrame, *, what: str = "evaluation loss", share: float = 1
         unit=what,
         interval=(low, high),
         rule=RULE,
-        summary=_sentence(seen, what, numbers),
+        summary=_sentence(seen, what, numbers) + _sooner(evidence),
         confidence="low" if share < LONG else "high" if len(pairs) >= 5 and share == 1 else "medium",
         evidence=evidence,
         caveats=caveats,
     )
 
 
+def _time(runs: pd.DataFrame) -> dict[str, Any]:
+    """The share of the present settings' time to their best that the prescribed ones take to get as low."""
+    if "to_goal" not in runs:
+        return {}
+    wide = runs.pivot_table(index="seed", columns="settings", values="to_goal", dropna=False)
+    logs = np.log((wide["prescribed"] / wide["present"]).to_numpy(float))
+    if len(logs) < 2 or not np.isfinite(logs).all():
+        return {"faster": False}
+    low, high = np.exp(mean_interval(logs))
+    share = float(np.exp(logs.mean()))
+    return {"time": share, "time_interval": (float(low), float(high)), "faster": bool(high < 1 and share < SOONER)}
+
+
+def _sooner(evidence: dict[str, Any]) -> str:
+    if not evidence.get("faster"):
+        return ""
+    low, high = evidence["time_interval"]
+    return f" It gets as low as today's in {evidence['time']:.0%} of the time ({low:.0%} to {high:.0%})."
+
+
 def _sentence(seen: Difference, what: str, numbers: str) -> str:
     over = f"{numbers} as it is now, mean of {seen.seeds} seeds"
     if np.isfinite(seen.share) and abs(seen.share) < WORTH:
-        return f"No difference that matters, so today's settings are as good: best {what} {over}."
+        return f"No difference that matters at the end: best {what} {over}."
     better = "lower" if seen.share > 0 else "HIGHER"
     share = f", {abs(seen.share):.2g} of the descent" if np.isfinite(seen.share) else ""
     return f"The prescribed settings reach a {better} best {what}: {over}{share}."

@@ -274,6 +274,23 @@ def _compared_other_settings(findings: Found, settings: Settings) -> Any:
     return {}, "The comparison over seeds was of other settings than the ones prescribed now.", "11"
 
 
+def _brings_nothing(findings: Found, settings: Settings) -> Any:
+    gain = _told(findings, "improvement")
+    facts = gain.evidence if gain else {}
+    changed = [setting for setting in settings.values() if setting.value != setting.today]
+    if not gain or facts.get("matters") is not False or facts.get("faster") or not changed or not _same(gain, settings):
+        return None
+    kept = {s.name: _kept(s, f"{spelled(s.value)} was found, and brings nothing that matters") for s in changed}
+    names = " and ".join(f"{s.name} {spelled(s.value)}" for s in changed)
+    text = f"{names} would train as well, and no faster: today's settings are kept."
+    return kept, text, ""
+
+
+def spelled(value: Any) -> str:
+    """A setting's value in a sentence."""
+    return "none" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
 def _worse_than_today(findings: Found, settings: Settings) -> Any:
     gain = _told(findings, "improvement")
     if not gain or not isinstance(gain.value, float) or gain.value >= 0 or (gain.at and not _same(gain, settings)):
@@ -358,6 +375,12 @@ CONTRADICTIONS: dict[str, Contradiction] = {
     ),
     "compared other settings": Contradiction(
         "playbook: D5", "11 compared other settings than are prescribed now", "says so", _compared_other_settings
+    ),
+    "brings nothing": Contradiction(
+        "playbook: D5",
+        "over seeds the settings found train no lower and no faster",
+        "keeps today's settings",
+        _brings_nothing,
     ),
     "worse than today": Contradiction(
         "playbook: D5, F4", "over seeds the settings found train worse", "keeps today's settings", _worse_than_today
