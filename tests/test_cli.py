@@ -150,7 +150,8 @@ def test_a_mistake_is_one_message_and_code_2_before_any_kernel_and_leaves_nothin
     (project / "syntax.py").write_text("workload = = 3\n")
     Study.open("theirs", workload="theirs", fingerprint={})
     if "old" in mistake:
-        from workup.workload import fingerprint, load
+        from workup.references import load
+        from workup.workload import fingerprint
 
         Study.open("old", workload="mine", fingerprint=fingerprint(load("mine.py:workload")))
     arguments = ["mine.py:workload"] * mistake.startswith("-") + mistake.split()
@@ -201,7 +202,8 @@ CONCLUDE = """
 from workup.finding import Finding
 from workup.judge.prescription import prescribe
 from workup.study import Study
-from workup.workload import fingerprint, load
+from workup.references import load
+from workup.workload import fingerprint
 w = load(workload)
 opened = Study.open(study, workload=w.name, fingerprint=fingerprint(w))
 found = Finding(name="peak_lr", value=lr or 0.25, rule="playbook: C1", summary="It trains best.", confidence="high")

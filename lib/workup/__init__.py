@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Workload": "workload",
-    "load": "workload",
+    "load": "references",
     "Trial": "trace",
     "Trace": "trace",
     "Finding": "finding",

@@ -11,6 +11,7 @@ import click
 
 from workup import __version__
 from workup.errors import ParameterError, WorkupError
+from workup.terminal import exit_code, typed
 
 if TYPE_CHECKING:
     from workup.finding import Finding
@@ -22,28 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         commands(args=argv, prog_name="workup")
     except Exception as error:
-        sys.exit(told(error))
-
-
-def told(error: Exception) -> int:
-    """Say what stopped a command; its exit code: 2 a user's mistake, 1 what nobody expected.
-
-    Raises:
-        Exception: the unexpected one, where WORKUP_TRACEBACK=1 asks for it.
-    """
-    if isinstance(error, WorkupError):
-        click.echo(f"Error: {error}", err=True)
-        return 2
-    if os.environ.get("WORKUP_TRACEBACK") == "1":
-        raise error
-    kind = type(error).__name__
-    click.echo(f"Error: {kind}: {error}\nNot expected: WORKUP_TRACEBACK=1 shows where it happened.", err=True)
-    return 1
-
-
-def shown(path: Path) -> str:
-    """A path as a reader would type it."""
-    return os.path.relpath(path) if Path.cwd() in path.parents else str(path)
+        sys.exit(exit_code(error))
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -91,8 +71,8 @@ def check_command(reference: str, device: str, seed: int) -> None:
     from workup.experiments.workload_check import verdict
     from workup.measure import devices
     from workup.measure.check import check
+    from workup.references import load
     from workup.show.cards import columns
-    from workup.workload import load
 
     checks = check(load(reference), device=devices.resolve(device), seed=seed)
     found = verdict(checks)
@@ -121,7 +101,7 @@ def show_command(study: str, as_json: bool) -> None:
         }
         click.echo(json.dumps(body, indent=2, allow_nan=False))
     else:
-        click.echo(f"{opened.about['workload']} in {shown(opened.folder)}\n\n{summary(opened)}")
+        click.echo(f"{opened.about['workload']} in {typed(opened.folder)}\n\n{summary(opened)}")
         if found:
             click.echo(f"\n{cards(found)!r}")
 
@@ -133,7 +113,7 @@ def report_command(study: str) -> None:
     from workup.show.report import write_report
     from workup.study import Study
 
-    click.echo(shown(write_report(Study.read(study))))
+    click.echo(typed(write_report(Study.read(study))))
 
 
 @commands.command("read")

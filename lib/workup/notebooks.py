@@ -60,6 +60,16 @@ def folder() -> Path:
     return beside if beside.is_dir() else package / "_notebooks"
 
 
+def project_root() -> Path:
+    """The folder that relative workload and study paths start from.
+
+    It is the current folder; inside the workbook's own ``notebooks`` folder, where Lab and
+    nbmake run a kernel, it is the folder above, so that a path means the same everywhere.
+    """
+    here = Path.cwd()
+    return here.parent if (here / "04_learning_rate.ipynb").exists() else here
+
+
 def find(name: str) -> Path:
     """The notebook of that number or name: ``04``, ``04_learning_rate``.
 

@@ -10,14 +10,15 @@ from typing import Any
 import click
 
 from workup import kernels, workbook
-from workup.cli import shown, told
 from workup.errors import ParameterError, WorkloadError
 from workup.measure import cluster, devices
 from workup.measure.check import check
+from workup.references import load
 from workup.show.report import write_report
 from workup.show.summary import summary
 from workup.study import Study, default_folder
-from workup.workload import fingerprint, load
+from workup.terminal import exit_code, typed
+from workup.workload import fingerprint
 
 
 def workbook_of(reference: str, *, study: str | None, wanted: str, kernel: str | None, pairs: Any, **rest: Any) -> int:
@@ -35,8 +36,8 @@ def workbook_of(reference: str, *, study: str | None, wanted: str, kernel: str |
             raise WorkloadError(f"workload '{reference}', {made.name}: {made.detail.rstrip('.')}.")
     opened = Study.open(folder, workload=workload.name, fingerprint=fingerprint(workload))
     failed = _notebooks(plan, opened, kernel)
-    click.echo(f"\n{summary(opened)}\n\nReport: {shown(write_report(opened))}")
-    click.echo(f"Executed notebooks: {shown(opened.folder / 'notebooks')}")
+    click.echo(f"\n{summary(opened)}\n\nReport: {typed(write_report(opened))}")
+    click.echo(f"Executed notebooks: {typed(opened.folder / 'notebooks')}")
     if failed:
         click.echo(f"Failed: {', '.join(failed)}. The same command runs only what is missing.", err=True)
     return int(bool(failed))
@@ -70,7 +71,7 @@ def _one_of(reference: str, asked: dict[str, Any]) -> int:
     try:
         return workbook_of(reference, **asked)
     except Exception as error:
-        return told(error)
+        return exit_code(error)
 
 
 def _aside(reference: str, asked: dict[str, Any]) -> tuple[int, str]:
@@ -90,11 +91,11 @@ def _notebooks(plan: dict[str, dict[str, Any]], study: Study, kernel: str | None
                 began = time.monotonic()
                 if error := workbook.execute(name, values, study=study, kernel=take(name), out=sys.stdout):
                     failed.append(name)
-                    at = shown(study.folder / "notebooks" / name)
+                    at = typed(study.folder / "notebooks" / name)
                     click.echo(f"{name} failed: {error}\n  See {at}.ipynb", err=True)
                 else:
                     click.echo(f"  done in {time.monotonic() - began:.0f} s")
     except KeyboardInterrupt:
-        click.echo(f"\nStopped. {shown(study.folder)} keeps what was measured; the same command resumes.", err=True)
+        click.echo(f"\nStopped. {typed(study.folder)} keeps what was measured; the same command resumes.", err=True)
         sys.exit(130)
     return failed

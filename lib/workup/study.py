@@ -23,6 +23,7 @@ from typing import Any
 
 from workup.errors import StudyError
 from workup.finding import Finding, Prescription
+from workup.notebooks import project_root
 from workup.trace import Trace
 
 
@@ -239,8 +240,6 @@ def default_folder(workload: str) -> str:
 
 
 def _absolute(folder: str | Path) -> Path:
-    from workup.workload import project_root
-
     path = (project_root() / Path(folder).expanduser()).resolve()
     try:
         path.is_file()

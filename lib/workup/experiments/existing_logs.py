@@ -35,7 +35,7 @@ def assigned(pairs: Iterable[str]) -> dict[str, str]:
 
 def load(session: "Session") -> Log:
     """The log that the notebook was given; without one, that of a short trial of the workload as it stands."""
-    from workup.workload import project_root
+    from workup.notebooks import project_root
 
     given = session.settle("log", fallback=None)
     if given is not None:

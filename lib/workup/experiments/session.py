@@ -16,9 +16,10 @@ from workup.finding import Finding, Prescription
 from workup.judge.prescription import prescribe
 from workup.measure import devices, executors
 from workup.progress import progress
+from workup.references import load
 from workup.study import Study, default_folder
 from workup.trace import Trace, Trial
-from workup.workload import Workload, fingerprint, load, trial_fingerprint
+from workup.workload import Workload, fingerprint, trial_fingerprint
 
 STANDARD = ("workload", "study", "device", "seed", "budget")
 

@@ -16,8 +16,10 @@ import torch
 from workup.errors import ParameterError
 from workup.measure.train import train
 from workup.measure.workers import Found, failed, marked
+from workup.notebooks import project_root
+from workup.references import load
 from workup.trace import Trace, Trial
-from workup.workload import Workload, load, project_root
+from workup.workload import Workload
 
 #: The environment's GPUs of one trial.
 GPUS = "WORKUP_GPUS_PER_TRIAL"

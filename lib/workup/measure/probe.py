@@ -11,7 +11,8 @@ from typing import Any
 from workup.errors import ParameterError, WorkloadError, WorkupError
 from workup.measure import faults
 from workup.measure.memory import Attempt, Limit, attempt
-from workup.workload import Workload, load
+from workup.references import load
+from workup.workload import Workload
 
 #: Seconds a child may take to start, and to be given on top of a step's own time.
 PATIENCE = 120.0

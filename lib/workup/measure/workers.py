@@ -18,8 +18,9 @@ import torch
 from workup.errors import ParameterError, WorkupError
 from workup.measure import data, devices, ensemble, memory
 from workup.measure.train import train
+from workup.references import load
 from workup.trace import COLUMNS, Trace, Trial
-from workup.workload import Workload, load
+from workup.workload import Workload
 
 Found = Iterator[tuple[int, Trace]]
 #: Trials by index, and whether they train as one stack.

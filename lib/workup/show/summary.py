@@ -13,6 +13,7 @@ import jinja2
 from workup.finding import Finding
 from workup.show.cards import columns, spell, title
 from workup.study import Study
+from workup.terminal import typed
 
 #: Notebooks by what a run of one costs, the cheapest first.
 CHEAPEST = ("07", "11", "06", "04", "02", "05", "03")
@@ -114,10 +115,8 @@ def _command(
         notebooks = "11"
     else:
         return ""
-    here = study.folder.is_relative_to(Path.cwd())
-    folder = str(study.folder.relative_to(Path.cwd()) if here else study.folder)
     workload = str(record.get("workload", study.about["workload"]))
-    given = ["workup", "run", workload, "--study", folder, "--budget", budget, "--notebooks", notebooks]
+    given = ["workup", "run", workload, "--study", typed(study.folder), "--budget", budget, "--notebooks", notebooks]
     return shlex.join(given)
 
 
