@@ -46,8 +46,8 @@ class Basin(NamedTuple):
 def carry(trials: Any, max_train_steps: int, *, steps: int | None = None) -> Finding:
     """The constant rate to expect best over ``max_train_steps``, from shorter trials.
 
-    With r the ratio of steps: the middle of the rates as good as the leader, at least ``NEAR`` times
-    below the lowest one above it that breaks or whose loss turns up, times r ** -0.5.
+    With r the ratio of steps: the middle of the rates as good as the leader, at least r ** 0.5 or
+    ``NEAR`` times below the lowest one above it that breaks or whose loss turns up, times r ** -0.5.
 
     Args:
         trials: as for :func:`workup.judge.learning_rate.judge`, each with its ``loss`` curve, shape [n], n alike.
@@ -85,7 +85,7 @@ def carry(trials: Any, max_train_steps: int, *, steps: int | None = None) -> Fin
 
 def _carried(basin: Basin, span: int, of: int, trend: float, facts: dict[str, Any]) -> Finding:
     ratio = of / span
-    from_rate = min(basin.middle, basin.breaks / min(NEAR, ratio)) if ratio > 1 else basin.leader
+    from_rate = min(basin.middle, basin.breaks / min(NEAR, ratio**DECLINE)) if ratio > 1 else basin.leader
     rate, high = from_rate * ratio**-DECLINE, basin.high * ratio ** (SPREAD - DECLINE)
     low = min(max(basin.low, basin.high / WIDE) * ratio ** (-SPREAD - DECLINE), rate)
     wide = basin.high > WIDE * basin.low
@@ -94,7 +94,7 @@ def _carried(basin: Basin, span: int, of: int, trend: float, facts: dict[str, An
         caveats.append(
             f"From {basin.low:.3g} to {basin.high:.3g} all are as good after {span:,} steps: a higher one is taken."
         )
-    if from_rate < basin.middle:
+    if 1 < ratio and from_rate < basin.middle:
         caveats.append(f"Kept below {basin.breaks:.3g}, where training breaks or turns up: later on it does at less.")
     if ratio > FAR:
         caveats.append(f"The run is {ratio:.0f} times as long as the trials.")
