@@ -127,7 +127,7 @@ def main() -> None:
         print(
             f"{at} {who}: median {told.median():.2%}, worst {told.max():.2%}, diverge {np.isinf(told).sum()}, "
             f"cannot tell {len(part) - len(told)} of {len(part)}"
-            + (f", interval holds the best {int(inside.sum())} of {len(inside)}" if len(inside) else "")
+            + (f", interval holds the best {inside.astype(bool).sum()} of {len(inside)}" if len(inside) else "")
         )
 
 

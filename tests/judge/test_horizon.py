@@ -55,6 +55,14 @@ def test_steps_are_those_that_the_curves_span():
     assert "after 400 steps, 0.01 leads." in found.summary
 
 
+def test_the_peak_of_a_decaying_schedule_stays_where_the_short_trials_lead():
+    found, constant = carry(curves(0.01), 4000, decaying=True), carry(curves(0.01), 4000)
+    assert found.value == pytest.approx(0.01, rel=0.01)
+    assert found.interval == pytest.approx(np.multiply(constant.interval, 10**0.5))
+    assert "peak lr" in found.summary
+    assert "schedule" in found.caveats[0]
+
+
 def test_trials_as_long_as_the_run_have_nothing_to_carry():
     found = carry(curves(0.01), 400)
     assert found.value == pytest.approx(0.01)

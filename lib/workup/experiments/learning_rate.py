@@ -12,6 +12,7 @@ from workup.finding import Finding
 from workup.judge import learning_rate as judge
 from workup.judge import search
 from workup.trace import Trace, Trial
+from workup.workload import Workload
 
 #: steps per trial; factor between coarse and between refined rates as a power of ten; coarse rates on each
 #: side to begin with; seeds refined with.
@@ -132,11 +133,17 @@ def around_best(traces: list[Trace], best: Finding) -> list[Trace]:
     return [first[lr] for lr in rates[start : start + 4]]
 
 
+def decays(workload: Workload) -> bool:
+    """Whether the workload's schedule ends at less than half of its peak."""
+    rates = Trial(lr=1.0, steps=100, batch_size=1, shape="workload").learning_rates(workload.schedule)
+    return bool(rates[-1] < rates.max() / 2)
+
+
 def conclude(session: Session, traces: list[Trace]) -> tuple[Finding, ...]:
     """best_lr, lr_at_edge and unstable_lr; best_lr says at which horizon it holds and carries it to the whole run."""
     trials = table(traces)
     steps, of = traces[0].trial.steps, session.workload.max_train_steps
-    best, carried = judge.judge(trials), judge.carry(trials, of)
+    best, carried = judge.judge(trials), judge.carry(trials, of, decaying=decays(session.workload))
     best = dataclasses.replace(
         best,
         evidence={**best.evidence, "horizon_steps": steps, "carried": carried.to_dict()},

@@ -1,7 +1,8 @@
 """Which learning rate for the whole run, judged from shorter trials? (playbook: A4, C1)
 
-Three things decide, each read off the trials' curves: the middle of the rates that are as good as
-the best, the square root of how much longer the run is, and a margin below the rates that break.
+Three things decide: the middle of the rates that end as good as the best, how much longer the run
+is, and a margin below the rates that break. The trials hold their rate constant. A run that does so
+too wants less of it the longer it is; for one whose rate decays, the trials' best is the best peak.
 """
 
 import math
@@ -19,6 +20,8 @@ from workup.judge.sweep import NEAR, PLAIN, Sweep, start_of, sweep_of, trials_ta
 #: stochastic gradients. Not at all (0) and in proportion (1, the same lr * steps) are the ends of what
 #: is plausible; the interval holds the inner 80% between them.
 DECLINE, SPREAD = 0.5, 0.4
+#: A schedule that decays ends at low rates however long it is: its best peak need not fall.
+DECAYING = 0.0
 #: Rates that end within this share of the loss reduction of the best are as good.
 WITHIN = 0.02
 #: Of rates as good over more than this factor the upper ones count: where all sit on one plateau they
@@ -43,16 +46,18 @@ class Basin(NamedTuple):
         return math.sqrt(max(self.low, self.high / WIDE) * self.high)
 
 
-def carry(trials: Any, max_train_steps: int, *, steps: int | None = None) -> Finding:
-    """The constant rate to expect best over ``max_train_steps``, from shorter trials.
+def carry(trials: Any, max_train_steps: int, *, steps: int | None = None, decaying: bool = False) -> Finding:
+    """The rate to expect best over ``max_train_steps``, from shorter trials at constant rates.
 
     With r the ratio of steps: the middle of the rates as good as the leader, at least r ** 0.5 or
-    ``NEAR`` times below the lowest one above it that breaks or whose loss turns up, times r ** -0.5.
+    ``NEAR`` times below the lowest one above it that breaks or whose loss turns up; times r ** -0.5,
+    where the run's rate is constant too.
 
     Args:
         trials: as for :func:`workup.judge.learning_rate.judge`, each with its ``loss`` curve, shape [n], n alike.
         max_train_steps: of the real run.
         steps: that the curves span, where they do not hold one value a step.
+        decaying: whether the run's schedule falls to less than half of its peak: the peak is judged.
 
     Returns:
         Finding ``best_lr`` with an interval. None where the trials are too short, or where their best
@@ -73,7 +78,8 @@ def carry(trials: Any, max_train_steps: int, *, steps: int | None = None) -> Fin
             f"learning_rate.carry(max_train_steps={max_train_steps}): shorter than the trials, {span}."
         )
     seen = {round(span * share): _basin(table, round(n * share)) for share in SHARES if n >= 40}
-    facts = {"horizons": list(seen), "rates": [b.middle if b else None for b in seen.values()], "decline": DECLINE}
+    facts = {"horizons": list(seen), "rates": [b.middle if b else None for b in seen.values()]}
+    facts["decline"] = DECAYING if decaying else DECLINE
     known = [b for b in seen.values() if b]
     if len(known) < len(SHARES):
         return _untold("The trials are too short or too few train.", "Train longer, at more and lower rates.", facts)
@@ -84,33 +90,40 @@ def carry(trials: Any, max_train_steps: int, *, steps: int | None = None) -> Fin
 
 
 def _carried(basin: Basin, span: int, of: int, trend: float, facts: dict[str, Any]) -> Finding:
-    ratio = of / span
+    ratio, decline = of / span, facts["decline"]
     from_rate = min(basin.middle, basin.breaks / min(NEAR, ratio**DECLINE)) if ratio > 1 else basin.leader
-    rate, high = from_rate * ratio**-DECLINE, basin.high * ratio ** (SPREAD - DECLINE)
-    low = min(max(basin.low, basin.high / WIDE) * ratio ** (-SPREAD - DECLINE), rate)
-    wide = basin.high > WIDE * basin.low
-    caveats = ["A rule of thumb for a constant rate: the best one falls about as the square root of the steps."]
-    if wide:
-        caveats.append(
-            f"From {basin.low:.3g} to {basin.high:.3g} all are as good after {span:,} steps: a higher one is taken."
-        )
-    if 1 < ratio and from_rate < basin.middle:
+    rate, high = from_rate * ratio**-decline, basin.high * ratio ** (SPREAD - decline)
+    low = min(max(basin.low, basin.high / WIDE) * ratio ** (-SPREAD - decline), rate)
+    doubts = _doubts(basin, span, ratio, trend)
+    caveats = [
+        "A rule of thumb: the best constant rate falls about as the square root of the steps."
+        if decline
+        else "A rule of thumb: the best peak of a decaying schedule is about the best constant rate of short runs."
+    ]
+    if ratio > 1 and from_rate < basin.middle:
         caveats.append(f"Kept below {basin.breaks:.3g}, where training breaks or turns up: later on it does at less.")
-    if ratio > FAR:
-        caveats.append(f"The run is {ratio:.0f} times as long as the trials.")
-    if trend < RISES:
-        caveats.append("So far the best rate has risen with the steps.")
     return Finding(
         name="best_lr",
         value=float(f"{rate:.6g}"),
         rule="playbook: A4, C1",
-        summary=f"Over {of:,} steps lr {rate:.3g} should train best ({low:.2g} to {high:.2g}); "
-        f"after {span:,} steps, {basin.leader:.3g} leads.",
+        summary=f"Over {of:,} steps {'lr' if decline else 'a peak lr of'} {rate:.3g} should train best "
+        f"({low:.2g} to {max(high, rate):.2g}); after {span:,} steps, {basin.leader:.3g} leads.",
         interval=(low, max(high, rate)),
-        confidence="low" if wide or ratio > FAR or trend < RISES else "medium",
+        confidence="low" if doubts else "medium",
         evidence=facts | {"leader": basin.leader, "steps": of, "from": from_rate, "trend": trend, **basin._asdict()},
-        caveats=tuple(caveats),
+        caveats=(*caveats, *doubts),
     )
+
+
+def _doubts(basin: Basin, span: int, ratio: float, trend: float) -> list[str]:
+    said = {
+        f"From {basin.low:.3g} to {basin.high:.3g} all are as good after {span:,} steps: a higher one is taken.": (
+            basin.high > WIDE * basin.low
+        ),
+        f"The run is {ratio:.0f} times as long as the trials.": ratio > FAR,
+        "So far the best rate has risen with the steps.": trend < RISES,
+    }
+    return [text for text, holds in said.items() if holds]
 
 
 def _basin(table: pd.DataFrame, n: int) -> Basin | None:
