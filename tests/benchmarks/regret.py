@@ -1,24 +1,28 @@
 """What does a rate chosen from the start of a sweep cost by its end?
 
-    python tests/benchmarks/regret.py FOLDER [--every 2 --after 1]
+    python -m tests.benchmarks.regret FOLDER [--every 2 --after 1]
 
 FOLDER holds real sweeps at constant learning rates as runs.parquet, first_steps.parquet and
 whole_run.parquet (run, step, loss or loss_median; cut from the DeepOBS baselines, see
 tests/data/README.md). From the first tenth of each sweep's run, and from its first 2,000 steps,
 a rate is chosen; regret = (its final training loss - the sweep's best) / (initial loss - best).
-The carry's constants stem from these sweeps: "workup" in the table is a fit. "unseen" is the test:
-for the sweeps of each data set, constants chosen by the same figures on the other data sets alone.
+"leader" is the best rate of the short run, "workup" what is carried from there. The carry's constants
+were weighed on these sweeps, so the test is "unseen": for the sweeps of each data set, the constants
+that a small grid finds best on the other data sets alone. One of them is the weight of the sweep's own
+trend beside the decline that all share. "inside": whether the interval given holds the sweep's best.
 With --every 2 a sweep has only each second of its rates, from the first or, with --after 1, the second on.
 """
 
 import argparse
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from workup.judge import learning_rate
+from workup.finding import Finding
+from workup.judge import horizon, learning_rate
 
 
 def sweeps(
@@ -53,27 +57,43 @@ def regret(runs: pd.DataFrame, lr: float | None) -> float:
     return float(value) if np.isfinite(value) else np.inf
 
 
-#: What is chosen among for the data set left out, and the regrets that a choice should not exceed (the aim).
-WITHIN, DECLINE = (0.003, 0.01, 0.03), (0.0, 0.1, 0.15, 0.2, 0.25, 0.3)
+#: What is chosen among for the data set left out: as good, margin to what breaks, decline, the own trend's weight.
+GRID = {"WITHIN": (0.01, 0.02, 0.03), "NEAR": (2.0, 4.0), "DECLINE": (0.3, 0.4, 0.5, 0.6), "own": (0.0, 0.25, 0.5)}
+#: The regrets that a choice should not exceed.
 BARS = {"10%": 0.03, "2,000 steps": 0.10}
-OURS = learning_rate.WITHIN, learning_rate.DECLINE
 
 
-def carried(trials: pd.DataFrame, steps: int, span: int) -> dict[tuple[float, float], float | None]:
-    """The rate that is carried to, by the constants (WITHIN, DECLINE)."""
-    found = {}
-    learning_rate.DECLINE = 0.0
-    for learning_rate.WITHIN in WITHIN:
-        lr = learning_rate.carry(trials, steps, steps=span).value
-        for decline in DECLINE:
-            found[learning_rate.WITHIN, decline] = None if lr is None else lr * (steps / span) ** -decline
-    return found
+def carried(trials: pd.DataFrame, steps: int, span: int) -> dict[tuple[float, ...], float | None]:
+    """The rate that is carried to, by the constants in the order of ``GRID``."""
+    ours, rates = (horizon.WITHIN, horizon.NEAR), {}
+    for horizon.WITHIN, horizon.NEAR in itertools.product(GRID["WITHIN"], GRID["NEAR"]):
+        found = learning_rate.carry(trials, steps, steps=span)
+        for decline, own in itertools.product(GRID["DECLINE"], GRID["own"]):
+            constants = horizon.WITHIN, horizon.NEAR, decline, own
+            rates[constants] = with_decline(found, steps / span, decline, own) if found.told else None
+    horizon.WITHIN, horizon.NEAR = ours
+    return rates
+
+
+def with_decline(found: Finding, ratio: float, decline: float, own: float) -> float:
+    """The finding's rate by another decline, drawn towards the sweep's own trend by the weight ``own``."""
+    fall = decline + own * (np.clip(found.evidence["trend"], 0, 1) - decline)
+    return float(found.evidence["from"] * ratio**-fall)
 
 
 def cost(found: pd.DataFrame) -> float:
     """Mean regret in units of its bar, at most ten of them; "cannot tell" costs what the bar allows."""
     share = found["regret"] / found["horizon"].map(BARS)
     return float(share.clip(upper=10.0).fillna(1.0).mean())
+
+
+def unseen(tried: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Each data set's sweeps under the constants chosen on the other data sets."""
+    data = tried["sweep"].str.split("_").str[0]
+    for name in data.unique():
+        best = tried[data != name].groupby("constants")[["horizon", "regret"]].apply(cost).idxmin()
+        print(f"Without {name}: " + ", ".join(f"{k} {v:g}" for k, v in zip(GRID, best, strict=True)))
+        yield tried[(data == name) & (tried["constants"] == best)].assign(who="unseen")
 
 
 def main() -> None:
@@ -84,31 +104,31 @@ def main() -> None:
     given = parser.parse_args()
     rows, tried = [], []
     for name, runs, tables, steps in sweeps(given.folder, given.every, given.after):
-        for horizon, trials in tables.items():
-            span = min(2000, steps) if horizon != "10%" else steps // 10
-            told = {"sweep": name, "horizon": horizon, "best": runs.final_train.idxmin()}
+        for at, trials in tables.items():
+            span, best = min(2000, steps) if at != "10%" else steps // 10, runs.final_train.idxmin()
+            told = {"horizon": at, "sweep": name, "best": best}
             leads = learning_rate.judge(trials.drop(columns="loss")).value
             rows.append(told | {"who": "leader", "lr": leads, "regret": regret(runs, leads)})
+            ours = learning_rate.carry(trials, steps, steps=span)
+            low, high = ours.interval or (np.nan, np.nan)
+            about = {"low": low, "high": high, "inside": low <= best <= high, "sure": ours.confidence}
+            rows.append(told | {"who": "workup", "lr": ours.value, "regret": regret(runs, ours.value)} | about)
             for constants, lr in carried(trials, steps, span).items():
                 tried.append(told | {"constants": constants, "lr": lr, "regret": regret(runs, lr)})
-    every = pd.DataFrame(tried)
-    every["data"] = every["sweep"].str.split().str[0]
-    for data in every["data"].unique():
-        seen = every[every["data"] != data].groupby("constants")[["horizon", "regret"]].apply(cost)
-        print(f"Constants without {data}: (WITHIN, DECLINE) = {seen.idxmin()}")
-        rows += (
-            every[(every["data"] == data) & (every["constants"] == seen.idxmin())]
-            .assign(who="unseen")
-            .to_dict("records")
-        )
-    rows += every[every["constants"] == OURS].assign(who="workup").to_dict("records")
-    found = pd.DataFrame(rows)
-    shown = found.pivot(index=["horizon", "sweep", "best"], columns="who", values=["lr", "regret"])
+    found = pd.concat([pd.DataFrame(rows), *unseen(pd.DataFrame(tried))], ignore_index=True)
+    key = ["horizon", "sweep", "best"]
+    shown = found.pivot(index=key, columns="who", values=["lr", "regret"])
+    shown.columns = [f"{what} {who}" for what, who in shown.columns]
+    shown = shown.join(found[found.who == "workup"].set_index(key)[["low", "high", "inside", "sure"]])
     print(shown.to_string(float_format="{:.3g}".format))
-    for (horizon, who), part in found.groupby(["horizon", "who"]):
-        regrets = part["regret"].dropna()
-        figures = f"median {regrets.median():.2%}, worst {regrets.max():.2%}"
-        print(f"{horizon} {who}: {figures}, cannot tell {len(part) - len(regrets)} of {len(part)}")
+    for (at, who), part in found.groupby(["horizon", "who"]):
+        told = part["regret"].dropna()
+        inside = part.loc[part["low"].notna(), "inside"]
+        print(
+            f"{at} {who}: median {told.median():.2%}, worst {told.max():.2%}, diverge {np.isinf(told).sum()}, "
+            f"cannot tell {len(part) - len(told)} of {len(part)}"
+            + (f", interval holds the best {inside.astype(bool).sum()} of {len(inside)}" if len(inside) else "")
+        )
 
 
 if __name__ == "__main__":

@@ -110,7 +110,6 @@ def test_trials_of_a_step_or_two_tell_nothing_without_a_warning(n):
         assert "few steps" in question(trials).settle or question is learning_rate.edge
         assert not question(trials).told
     assert learning_rate.summary(trials).empty
-    assert not learning_rate.carry(trials, 100).told
 
 
 def test_a_loss_without_a_floor_is_no_best_rate_without_a_caveat():
@@ -158,36 +157,6 @@ def test_scale_shift_and_order_change_nothing(finals, factor, shift, random):
     a, b = learning_rate.judge(table), learning_rate.judge(other.iloc[order])
     assert a.value == b.value
     assert a.evidence["infeasible"] == b.evidence["infeasible"]
-
-
-def curves(best, n=400, slope=0.0):
-    """Trials whose best rate after t steps is best * (t / n) ** -slope, with a flat bowl around it."""
-    t = np.arange(n)
-    rows = []
-    for lr in 10.0 ** np.arange(-4, 0.1, 0.2):
-        off = np.log10(lr / best) + slope * np.log10((t + 1) / n)
-        loss = 2.3 - 2 * np.exp(-(off**2)) * (1 - np.exp(-t / 20))
-        rows.append({"lr": lr, "status": "finished", "final": loss[-40:].mean(), "loss": loss})
-    return rows
-
-
-def test_a_longer_run_is_given_a_lower_rate_than_the_leader_of_the_short_one():
-    found = learning_rate.carry(curves(0.01), 4000)
-    assert 0.01 / 10 < found.value < 0.01
-    assert found.interval[0] < found.value < found.interval[1] == pytest.approx(0.01)
-    assert found.evidence["horizons"] == [100, 200, 400]
-    assert learning_rate.carry(curves(0.01), 400_000).value < found.value
-
-
-def test_a_trend_that_jumps_is_not_carried():
-    assert not learning_rate.carry(curves(0.001, slope=3.0), 4000).told
-
-
-def test_trials_without_curves_are_not_carried_and_a_shorter_run_is_an_error():
-    assert not learning_rate.carry(sweep(BOWL), 4000).told
-    assert not learning_rate.carry([], 4000).told
-    with pytest.raises(ParameterError, match="shorter"):
-        learning_rate.carry(curves(0.01), 100)
 
 
 def falling(*floors, n=300, noise=0.1):
@@ -267,23 +236,12 @@ def test_a_table_that_is_none_is_refused_by_name(table, words):
             question(table)
 
 
-@pytest.mark.parametrize(
-    "setting", [{"max_train_steps": v} for v in (None, NAN, "x")] + [{"steps": v} for v in (0, "x")]
-)
-def test_a_horizon_that_is_no_number_is_named(setting):
-    with pytest.raises(ParameterError, match=next(iter(setting))):
-        learning_rate.carry(curves(0.01), **{"max_train_steps": 4000, **setting})
-
-
 def test_text_small_floats_and_missing_values_are_read_as_numbers():
     rows = [{"lr": lr, "final": f} for lr, f in [(0.01, 0.75), (0.1, 0.25), (1.0, NAN)]]
     told = learning_rate.judge(rows)
     assert learning_rate.judge([{k: str(v) for k, v in r.items()} for r in rows]) == told
     assert learning_rate.judge(pd.DataFrame(rows).astype("Float64")) == told
     assert learning_rate.judge(pd.DataFrame(rows).astype(np.float16)).value == pytest.approx(0.1, rel=1e-3)
-    trials = curves(0.01)
-    text = [{**t, "loss": [str(v) for v in t["loss"]]} for t in trials]
-    assert learning_rate.carry(text, "4000") == learning_rate.carry(trials, 4000)
 
 
 def test_a_trial_told_twice_is_no_second_seed():

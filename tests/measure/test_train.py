@@ -321,3 +321,14 @@ def test_what_watches_sees_each_steps_gradients_and_may_drop_them(workload):
     assert trace.steps.grad_norm[:5].tolist() == pytest.approx([norm for _, norm, _ in seen[:5]], rel=1e-5)
     assert trace.steps.loss[:6].tolist() == plain.steps.loss[:6].tolist()
     assert trace.steps.loss[6] != plain.steps.loss[6]
+
+
+def test_sparse_gradients_count_in_the_norm_as_dense_ones_do():
+    def gradients(sparse):
+        torch.manual_seed(0)
+        table, head = nn.Embedding(10, 3, sparse=sparse), nn.Linear(3, 1)
+        head(table(torch.tensor([1, 2, 2]))).sum().backward()
+        return [*table.parameters(), *head.parameters()]
+
+    dense = grad_norm(gradients(False)).item()
+    assert [grad_norm(gradients(True), joined=joined).item() for joined in (False, True)] == pytest.approx([dense] * 2)

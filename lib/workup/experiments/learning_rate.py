@@ -12,6 +12,7 @@ from workup.finding import Finding
 from workup.judge import learning_rate as judge
 from workup.judge import search
 from workup.trace import Trace, Trial
+from workup.workload import Workload
 
 #: steps per trial; factor between coarse and between refined rates as a power of ten; coarse rates on each
 #: side to begin with; seeds refined with.
@@ -135,6 +136,12 @@ def around_best(traces: list[Trace], best: Finding) -> list[Trace]:
     return [first[lr] for lr in rates[start : start + 4]]
 
 
+def decays(workload: Workload) -> bool:
+    """Whether the workload's schedule ends at less than half of its peak."""
+    rates = Trial(lr=1.0, steps=100, batch_size=1, shape="workload").learning_rates(workload.schedule)
+    return bool(rates[-1] < rates.max() / 2)
+
+
 def again(session: Session, trial: Trial) -> Finding:
     """``peak_lr`` once more, with the warmup and clipping of ``trial`` in place: a coarse sweep, carried (D4, D5)."""
     factor = 10**0.5
@@ -142,14 +149,14 @@ def again(session: Session, trial: Trial) -> Finding:
     traces = widen(session, session.run(rates, label="the rate once more"))
     trials = table(traces, after=trial.warmup_steps)
     total = max(session.workload.max_train_steps, trial.steps - trial.warmup_steps)
-    return judge.whole_run(judge.judge(trials), judge.carry(trials, total))[1]
+    return judge.whole_run(judge.judge(trials), judge.carry(trials, total, decaying=decays(session.workload)))[1]
 
 
 def conclude(session: Session, traces: list[Trace]) -> tuple[Finding, ...]:
     """best_lr (of the sweep's steps), peak_lr (of the whole run), lr_at_edge and unstable_lr."""
     trials, first = table(traces), traces[0].trial
     of = session.workload.max_train_steps
-    best, peak = judge.whole_run(judge.judge(trials), judge.carry(trials, of))
+    best, peak = judge.whole_run(judge.judge(trials), judge.carry(trials, of, decaying=decays(session.workload)))
     best = dataclasses.replace(
         best,
         evidence={**best.evidence, "horizon_steps": first.steps},

@@ -6,20 +6,12 @@ What makes a trial infeasible, and rates equally good: :mod:`workup.judge.sweep`
 import dataclasses
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from workup.errors import ParameterError
 from workup.finding import Finding
-from workup.judge.given import number
-from workup.judge.sweep import read, start_of, sweep_of, trials_table
+from workup.judge.horizon import carry as carry  # the same question for a longer run
+from workup.judge.sweep import read
 
-#: Carried to a longer run: the lowest rate within this share of the loss reduction of the leader,
-#: times (steps ratio) ** -DECLINE. Both from real sweeps (tests/benchmarks/regret.py), where the
-#: leader of a short run was 1 to 10 times too high for the whole one, and too low costs less than too high.
-WITHIN, DECLINE = 0.01, 0.2
-#: lr* falls at most in proportion to the horizon; one that moves faster as it doubles is not settled.
-MOVES = 3.0
 RULE = "playbook: C1, C6"
 AGAIN = "Run a sweep, of more than a few steps a trial."
 
@@ -147,89 +139,23 @@ def summary(trials: Any) -> pd.DataFrame:
     return rates
 
 
-def carry(trials: Any, max_train_steps: int, *, steps: int | None = None) -> Finding:
-    """The constant rate to expect best over ``max_train_steps``, from shorter trials (playbook: A4, C1).
-
-    lr* falls with the horizon: the lowest rate nearly as good as the leader is taken, and
-    lowered by a power of the ratio of horizons. It is taken at a quarter, a half and the whole
-    of the trials too; where that jumps, nothing is carried.
-
-    Args:
-        trials: as for :func:`judge`, each with its ``loss`` curve, shape [n], n alike.
-        max_train_steps: of the real run.
-        steps: that the curves span, where they do not hold one value a step.
-
-    Returns:
-        Finding ``best_lr`` with an interval; None where the trend does not carry.
-    """
-    table = trials_table(trials, "learning_rate.carry")
-    curves = [c for c in table["loss"] if c is not None and len(c)]
-    if len(curves) < max(1, len(table)):
-        return _untold("There are no loss curves to see a trend in.", "Give each trial's curve as `loss`.", {})
-    n = max(map(len, curves))
-    span = n if steps is None else int(number(steps, "learning_rate.carry: steps", least=1))
-    max_train_steps = int(number(max_train_steps, "learning_rate.carry: max_train_steps"))
-    if max_train_steps < span:
-        raise ParameterError(
-            f"learning_rate.carry(max_train_steps={max_train_steps}): shorter than the trials, {span}."
-        )
-    shares = (0.25, 0.5, 1.0) if n >= 40 else ()
-    seen = {round(span * share): _leader(table, round(n * share)) for share in shares}
-    facts = {"horizons": list(seen), "rates": [r[0] if r else None for r in seen.values()], "decline": DECLINE}
-    known = [r[0] for r in seen.values() if r]
-    if len(known) < 3:
-        return _untold("The trials are too short or too few train.", "Train longer, at more and lower rates.", facts)
-    if max(known[1] / known[2], known[2] / known[1]) > MOVES:
-        return _untold(f"lr* still moves more than {MOVES:g}-fold as the horizon doubles.", "Train longer.", facts)
-    ratio = max_train_steps / span
-    rate, leader = known[-1] * ratio**-DECLINE, seen[span][1]  # type: ignore[index]
-    return Finding(
-        name="best_lr",
-        value=float(f"{rate:.6g}"),
-        rule="playbook: A4, C1",
-        summary=f"Over {max_train_steps} steps lr {rate:.3g} should train best; after {span}, {leader:.3g} leads.",
-        interval=(float(rate * ratio ** (-2 * DECLINE)), float(leader)),
-        confidence="medium" if ratio <= 20 else "low",
-        evidence=facts | {"leader": leader, "steps": max_train_steps},
-        caveats=("Carried from shorter runs by a rule of thumb, for a constant rate.",),
-    )
-
-
 def whole_run(best: Finding, carried: Finding) -> tuple[Finding, Finding]:
     """(``best_lr`` as sure as it is for the whole run, ``peak_lr``: the rate to train the whole run with).
 
     Args:
         best: from :func:`judge`. carried: from :func:`carry`.
     """
-    peak = dataclasses.replace(carried, name="peak_lr")
-    if not (best.told and peak.told):
-        return best, peak
-    least, most = sorted((best.value, peak.value))
+    if not (best.told and carried.told):
+        return best, carried
+    least, most = sorted((best.value, carried.value))
     low, high = best.interval or (best.value, best.value)
-    if not low <= peak.value <= high and best.confidence == "high":
+    if not low <= carried.value <= high and best.confidence == "high":
         best = dataclasses.replace(best, confidence="medium")
     if most > 3 * least:
         best = dataclasses.replace(best, confidence="low")
     steps, after = carried.evidence.get("steps"), best.evidence.get("steps")
     why = f"best to expect over {steps:,} steps; after {after:,}, {best.value:.3g} leads" if steps and after else ""
-    return best, dataclasses.replace(peak, because=why)
-
-
-def _leader(table: pd.DataFrame, n: int) -> tuple[float, float] | None:
-    """(lowest rate nearly as good as the best, the best rate) after the first ``n`` values of the curves."""
-    upto, tenth = [c[:n] for c in table["loss"]], max(1, n // 10)
-    ends = [np.sum(c[-tenth:] / tenth) if len(c) == n else np.nan for c in upto]
-    sweep = sweep_of(
-        table.assign(final=ends, best=np.nan, loss=pd.Series(upto, table.index), trained=np.isfinite(ends))
-    )
-    if len(sweep.good) < 3:
-        return None
-    best, start = sweep.best, start_of(table)
-    near = sweep.rates["feasible"] & (
-        sweep.rates["final"] <= sweep.rates["final"][best] + WITHIN * (start - sweep.rates["final"][best])
-    )
-    gaps = np.flatnonzero(~near.to_numpy()[:best])
-    return float(sweep.rates["lr"][gaps.max(initial=-1) + 1]), float(sweep.rates["lr"][best])
+    return best, dataclasses.replace(carried, because=why)
 
 
 def _untold(text: str, settle: str, facts: dict[str, Any]) -> Finding:

@@ -180,7 +180,7 @@ def autocasting(precision: str, device: str) -> contextlib.AbstractContextManage
 
 def grad_norm(params: list[nn.Parameter], *, joined: bool = False) -> Tensor:
     """L2 norm of the whole gradient, on its device, of one copy of it where ``joined``; nothing is changed (C4, E1)."""
-    grads = [grad for p in params if (grad := p.grad) is not None]
+    grads = [g.coalesce().values() if g.is_sparse else g for p in params if (g := p.grad) is not None]
     if joined and grads:
         grads = [torch.cat([grad.flatten() for grad in grads])]
     elif len({grad.device for grad in grads}) != 1:
