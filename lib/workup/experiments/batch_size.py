@@ -11,7 +11,7 @@ import pandas as pd
 from torch import nn
 
 from workup.experiments.session import Session, more_rounds
-from workup.finding import Finding
+from workup.finding import Finding, plain
 from workup.judge import batch_size as judge
 from workup.judge import critical_size
 from workup.measure import devices, noise_scale, throughput
@@ -225,7 +225,7 @@ def verify(session: Session, batch_size: int) -> dict[str, Any]:
         largest = max(wanted, min(batch_size, wanted or batch_size)) or None
         return pd.DataFrame([held | {"evaluation_batch_size": largest}])
 
-    return dict(_once(session, "verified", measured, size=batch_size).iloc[0])
+    return plain(dict(_once(session, "verified", measured, size=batch_size).iloc[0]))  # numpy's numbers no more
 
 
 def batch_norms(session: Session) -> list[str]:

@@ -14,7 +14,7 @@ ROUGH = 5
 #: Steps count until so much of the loss's fall is done: what follows creeps along the floor, where noise is all.
 FALL = 0.9
 #: A size that takes at most so much longer than the best one, wherever the critical size lies, is good enough.
-LONGER = 0.25
+LONGER = 0.3
 #: More draws are taken until a step's noise scale is known within this factor.
 CLEAR = 2
 #: Bootstrap resamples.
@@ -145,9 +145,13 @@ def regrets(table: pd.DataFrame, found: Finding) -> pd.Series:
     low, high = found.interval or (found.value, found.value)
     if not len(fine) or low is None:
         return pd.Series(dtype=float)
+    sizes = fine.index.to_numpy(float)
+    # A curve through all sizes, relative errors counting: one size's luck would be taken for what it can do.
+    basis = np.stack([np.ones_like(sizes), np.sqrt(sizes), sizes], axis=1) / fine.to_numpy()[:, None]
+    step = basis @ np.linalg.lstsq(basis, np.ones_like(sizes))[0] * fine.to_numpy()
     # Divided by B_crit too, so that one without end is a number.
     shares = 1 / np.geomspace(max(low, 1e-3), min(max(high, 1e-3), 1e12), 50)
-    seconds = fine.to_numpy()[:, None] * (shares + 1 / fine.index.to_numpy(float)[:, None])
+    seconds = step[:, None] * (shares + 1 / sizes[:, None])
     return pd.Series((seconds / seconds.min(axis=0)).max(axis=1) - 1, index=fine.index)
 
 
