@@ -4,6 +4,7 @@ import ast
 import contextlib
 import dataclasses
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from workup.measure import devices, executors
 from workup.progress import progress
 from workup.references import load
 from workup.study import Study, default_folder
+from workup.terminal import typed
 from workup.trace import Trace, Trial
 from workup.workload import Workload, fingerprint, trial_fingerprint
 
@@ -146,6 +148,14 @@ class Session:
                 "update, so no learning rate is the cause. Look at the data and the loss."
             )
 
+    def command(self, numbers: str, *, more: bool = True) -> str:
+        """A line for the terminal: these notebooks again for this study, with the next larger budget if ``more``."""
+        usual = self.study.folder == (notebooks.project_root() / default_folder(self.workload.name)).resolve()
+        budget = {"smoke": "standard"}.get(self.budget, "thorough") if more else self.budget
+        options = {"--notebooks": numbers, "--budget": budget, "--study": "" if usual else typed(self.study.folder)}
+        parts = [part for pair in options.items() if pair[1] not in ("", "standard") for part in pair]
+        return shlex.join(["workup", "run", self.reference, *parts])
+
     def conclude(self, *findings: Finding, at: Mapping[str, Any] | None = None) -> tuple[Finding, ...]:
         """Record the findings, and the prescription that the study's findings now add up to.
 
@@ -158,6 +168,14 @@ class Session:
         self.study.record(self.notebook, findings, **about, settings=settled, versions=devices.versions())
         self.study.save_prescription(prescribe(self.study.findings(), workload=self.workload))
         return findings
+
+
+def more_rounds(found: Finding, extra: int) -> Finding:
+    """The finding, saying how many rounds were measured for it beyond its budget's."""
+    if not extra > 0:
+        return found
+    count = f"{extra} more round{'' if extra == 1 else 's'}"
+    return dataclasses.replace(found, summary=f"{found.summary} Measured {count} to tell.")
 
 
 def start(notebook: str, namespace: Mapping[str, Any]) -> Session:
