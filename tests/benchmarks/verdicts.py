@@ -1,13 +1,17 @@
 """How right are the stability verdicts? Precision and recall per kind, beside other tools' rules.
 
-    python tests/benchmarks/verdicts.py [--half held|tune|all] [--first-seed 0]
+    python tests/benchmarks/verdicts.py [--half held|tune|all] [--first-seed 0] [--folder FOLDER]
+    python tests/benchmarks/verdicts.py --false-alarms [--half …] [--first-seed 0] [--folder FOLDER]
 
-Real curves with labels by eye come from tests/data (see its README); generated ones have known
+Real curves with labels by eye come from tests/data (see its README), and more where a folder holds the
+whole of those sweeps (first_steps.parquet, whole_run.parquet); generated ones have known
 events. The peers' rules are re-stated here from their published sources with their defaults;
-they raise an alarm or none, so they are compared on that alone.
+they raise an alarm or none, so they are compared on that alone. The second form prints how often curves
+are called unstable in which a reader sees nothing, for each population that has none.
 """
 
 import argparse
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,13 +27,20 @@ STEPS = 500
 # -- curves ---------------------------------------------------------------------------------
 
 
-def labelled(half: str) -> Iterator[tuple[str, str, np.ndarray]]:
-    """(name, label, loss) of the real curves of one half, or of all."""
+def labelled(half: str, folder: Path | None = None) -> Iterator[tuple[str, str, np.ndarray]]:
+    """(name, label, loss) of the real curves of one half, or of all; of those at hand, without a folder."""
     labels = pd.read_csv(DATA / "stability_labels.csv")
-    curves = {k: dict(list(pd.read_parquet(DATA / f"curves_{k}.parquet").groupby("run"))) for k in ("first", "whole")}
-    for row in labels[(labels.half == half) | (half == "all")].itertuples():
-        loss = curves[row.curve][row.run].loss.to_numpy(float)
-        yield f"{row.curve} {row.run}", row.label, loss if np.isnan(row.upto) else loss[: int(row.upto)]
+    curves: dict[tuple[str, str], np.ndarray] = {}
+    for kind, file, column in (("first", "first_steps", "loss"), ("whole", "whole_run", "loss_median")):
+        if folder:
+            table = pd.read_parquet(folder / f"{file}.parquet")
+            curves |= {(kind, run): part.to_numpy(float) for run, part in table.groupby("run")[column]}
+        table = pd.read_parquet(DATA / f"curves_{kind}.parquet")
+        curves |= {(kind, run): part.to_numpy(float) for run, part in table.groupby("run").loss}
+    for row in labels[labels.half.isin([half, f"added {half}"]) | (half == "all")].itertuples():
+        if (row.curve, row.run) in curves:
+            loss = curves[row.curve, row.run]
+            yield f"{row.curve} {row.run}", row.label, loss if np.isnan(row.upto) else loss[: int(row.upto)]
 
 
 def descent(rng: np.random.Generator, n: int = STEPS) -> np.ndarray:
@@ -114,6 +125,54 @@ GENERATED = {
     "early hump": "early_recovered",
     **dict.fromkeys(["hump", "rise at 150 back by 200", "x 2.2 for 6 steps"], "mid_recovered"),
 }
+
+
+def low_start(seed: int) -> np.ndarray:
+    """A clean descent, deep or shallow, whose first loss is drawn 2.5 to 4.5 deviations below its trend."""
+    rng = np.random.default_rng([seed, 1])
+    trend = descent(rng, int(np.exp(rng.uniform(np.log(60), np.log(2000)))))
+    trend = trend[0] + rng.choice([0.02, 0.1, 0.5, 1.0]) * (trend - trend[0])
+    spread = float(np.exp(rng.uniform(np.log(0.01), np.log(0.3))))
+    noise = rng.standard_normal(len(trend))
+    noise[0] = -rng.uniform(2.5, 4.5)
+    return trend * np.exp(spread * noise)
+
+
+def student(seed: int, freedom: int, steps: int, multiplies: bool) -> np.ndarray:
+    """A clean descent with noise that is Student-t with ``freedom`` degrees, from hardly seen to wide."""
+    rng = np.random.default_rng([seed, freedom, steps, multiplies])
+    trend, noise = descent(rng, steps), np.exp(rng.uniform(-4, -1)) * rng.standard_t(freedom, steps)
+    return trend * np.exp(noise) if multiplies else trend + noise
+
+
+def cuts(loss: np.ndarray) -> Iterator[np.ndarray]:
+    """A curve without a rise has none in its first steps either, nor where fewer of its steps were logged."""
+    yield from (loss[:upto] for upto in (100, 300, 1000, len(loss)) if upto <= len(loss))
+    yield from (loss[::3], loss[::10])
+
+
+def quiet(half: str, first_seed: int, folder: Path | None) -> Iterator[tuple[str, np.ndarray]]:
+    """(population, loss) of curves in which there is nothing to see."""
+    for name, label, loss in labelled(half, folder):
+        if label == "stable":
+            yield f"real, {name.split()[0]}", loss
+            yield from ((f"real, {name.split()[0]}, cut", part) for part in cuts(loss))
+    for seed in range(first_seed, first_seed + 400):
+        yield "first loss low", low_start(seed)
+        for freedom, steps, multiplies in itertools.product((2, 3, 5), (500, 2000), (False, True)):
+            kind = "x" if multiplies else "+"
+            yield f"Student-t {freedom}, {steps} values, {kind}", student(seed, freedom, steps, multiplies)
+
+
+def false_alarms(half: str, first_seed: int, folder: Path | None) -> pd.DataFrame:
+    """Per population of :func:`quiet`: curves, alarms (and those of high confidence), their rate, and each verdict."""
+    found = [(name, stability.judge(loss)) for name, loss in quiet(half, first_seed, folder)]
+    table = pd.DataFrame([(n, f.value, f.value != "stable" and f.confidence == "high") for n, f in found])
+    by = table.groupby(0, sort=False)
+    alarms = by[1].agg(lambda values: (values != "stable").sum())
+    counts = pd.DataFrame({"curves": by.size(), "alarms": alarms, "high": by[2].sum(), "rate": alarms / by.size()})
+    kinds = pd.crosstab(table[0], table[1]).drop(columns="stable", errors="ignore")
+    return counts.round(4).join(kinds).rename_axis("population")
 
 
 # -- the peers' rules: the first step of an alarm, or None ------------------------------------
@@ -215,9 +274,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--half", default="all", choices=["tune", "held", "all"])
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="more real curves: first_steps.parquet and whole_run.parquet")
+    parser.add_argument("--false-alarms", action="store_true")
     args = parser.parse_args()
     pd.set_option("display.width", 200, "display.max_columns", 20)
-    real = verdicts(list(labelled(args.half)))
+    if args.false_alarms:
+        print(false_alarms(args.half, args.first_seed, args.folder))
+        return
+    real = verdicts(list(labelled(args.half, args.folder)))
     print(f"Real curves, {args.half}: {(real.label == real.workup).mean():.3f} right of {len(real)}\n{scores(real)}\n")
     print(f"Wrong:\n{real[real.label != real.workup][['name', 'label', 'workup']].to_string(index=False)}\n")
     seeds = range(args.first_seed, args.first_seed + 20)

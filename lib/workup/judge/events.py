@@ -14,9 +14,9 @@ import pandas as pd
 #: Fewest finite values that can be judged.
 FEWEST = 12
 #: An event lifts a running median above the lowest it had been by this many times what chance alone does to
-#: medians of Gaussian noise: the highest of k stands 2 sqrt(2 ln k) of their deviations above the lowest, k at
+#: medians of the curve's noise: the highest of k stands 2 sqrt(2 ln k) of their deviations above the lowest, k at
 #: least a few, for the noise of a run's first steps is badly known …
-CLEAR, FEW = 1.75, 3.5
+CLEAR, FEW = 1.55, 3.5
 #: … by this many deviations of single values, before it and after, as an eye asks that looks at a long slow rise …
 VISIBLE = 2.1
 #: … and by this share of the whole descent; the loss is back when half of what was needed is left.
@@ -27,6 +27,8 @@ LASTS = 3
 WINDOWS = (5, 15, 45, 135, 405, 1215)
 #: A loss is rounded to this share of its first value, or of how far it falls, at the coarsest.
 COARSE = 0.05
+#: A first loss is taken for an odd draw where none of the next five lies this many deviations above it.
+ODD = 10
 #: Logged values that a noise is told from.
 NOISE_WINDOW = 64
 
@@ -41,17 +43,25 @@ def levelled(y: np.ndarray) -> tuple[np.ndarray, float]:
     return np.minimum(y, y[0]) + scale * np.log1p(np.maximum(y - y[0], 0.0) / scale), scale
 
 
+def begun(y: np.ndarray) -> np.ndarray:
+    """The curve, its first loss (a single draw) no lower than the median of the next five, if noise explains that."""
+    seen, scale = levelled(y)
+    noise = noise_of(seen)
+    if seen[1:6].max(initial=-np.inf) > seen[0] + ODD * tail_of(seen, noise) * noise[:NOISE_WINDOW][-1]:
+        return y  # no draw but an explosion
+    return np.append(max(y[0], unlevelled(float(np.median(seen[1:6])), y[0], scale)), y[1:]) if len(y) > 1 else y
+
+
 def unlevelled(level: float, first: float, scale: float) -> float:
     """The loss that :func:`levelled` sees as ``level``."""
     return float(min(level, first) + scale * np.expm1(max(level - first, 0.0) / scale))
 
 
-def find_events(y: np.ndarray) -> list[dict[str, Any]]:
+def find_events(y: np.ndarray, noise: np.ndarray) -> list[dict[str, Any]]:
     """The events of a :func:`levelled` curve of shape [n], by index: begin, peak, end, size, rise, base, recovered."""
     found: list[dict[str, Any]] = []
     if len(y) < FEWEST:
         return found
-    noise = noise_of(y)
     for window in WINDOWS:
         if window > WINDOWS[0] and len(y) < 8 * window:
             break
@@ -61,31 +71,17 @@ def find_events(y: np.ndarray) -> list[dict[str, Any]]:
 
 def _at_scale(y: np.ndarray, noise: np.ndarray, window: int) -> list[dict[str, Any]]:
     """Rises of the running median over ``window`` above the lowest level before it."""
-    # The first loss is a single draw: as a level to rise above it gets two deviations of grace.
-    y = np.concatenate([y[:1] + 2 * noise[0], y[1:]])
-    level, steps = _level(y, window), np.arange(len(y))
+    level, steps, short = _level(y, window), np.arange(len(y)), window == WINDOWS[0]
     past = np.concatenate([np.full(window, y[0]), level[:-window]])
-    if window == WINDOWS[0]:
-        # While the run is young a median of three tells what was before, as soon as three high values can follow a
+    if short:
+        # In the very first steps a median of three tells what was before, as soon as three high values can follow a
         # low one. Later it would be a heavy tail's longest stretch of luck.
-        young = np.concatenate([np.full(3, y[0]), _level(y, 3)[:-3]])
-        past = np.where(steps < NOISE_WINDOW, young, past)
+        past = np.where(steps < 4 * window, np.concatenate([np.full(3, y[0]), _level(y, 3)[:-3]]), past)
     low = np.minimum.accumulate(past)
     where = np.maximum.accumulate(np.where(past <= low, steps, 0))
     where = np.maximum(where - window, 0)
-    wander = _wander(level, window)[where]
-    chance = 2 * np.sqrt(2 * np.log(1 + np.maximum(steps / window, FEW)))
-
-    def needed(single: np.ndarray, seen: np.ndarray) -> np.ndarray:
-        white = 1.25 * single / np.sqrt(window)
-        spread = np.where(wander > 1.5 * white, wander, white)
-        return np.maximum.reduce([CLEAR * chance * spread, VISIBLE * seen, SHARE * (y[0] - low)])
-
-    # Noise that grows as training sets in is no rise: what it was at the lowest level, and what it is now, …
-    before, now = noise[where], np.maximum(noise[where], noise)
-    need = needed(now, np.maximum(now, noise[np.minimum(steps + NOISE_WINDOW - 1, len(y) - 1)]))
-    # … but where even the low values stand clear of what it was, it hides nothing.
-    calm = needed(before, before)
+    need, calm = _needed(y, noise, window, low, where)
+    # … but where even the low values stand clear of what it was, a noise that grew hides nothing.
     if window > 15:
         need = np.where(pd.Series(y).rolling(window).quantile(0.1).to_numpy() - low > calm, calm, need)
     over = level - low > need
@@ -116,6 +112,28 @@ def _at_scale(y: np.ndarray, noise: np.ndarray, window: int) -> list[dict[str, A
     return found
 
 
+def _needed(
+    y: np.ndarray, noise: np.ndarray, window: int, low: np.ndarray, where: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """How far a level must stand above the lowest before it, ``low`` at ``where``; the same if no noise grew since."""
+    steps = np.arange(len(y))
+    wander = _wander(_level(y, window), window)[where]
+    chance = 2 * np.sqrt(2 * np.log(1 + np.maximum(steps / window, FEW)))
+    # A median over few values is as wild as the noise's tail, one over many is not.
+    tail = tail_of(y, noise) if window == WINDOWS[0] else 1.0
+
+    def needed(single: np.ndarray, seen: np.ndarray) -> np.ndarray:
+        white = tail * 1.25 * single / np.sqrt(window)
+        spread = np.where(wander > 1.5 * white, wander, white)
+        return np.maximum.reduce([CLEAR * chance * spread, VISIBLE * seen, SHARE * (y[0] - low)])
+
+    # Noise that grows as training sets in is no rise: what it was at the lowest level, is now, and is about to be.
+    before, now = noise[where], np.maximum(noise[where], noise)
+    ahead = np.maximum(now, noise[np.minimum(steps + NOISE_WINDOW - 1, len(y) - 1)])
+    single = np.sqrt(now * ahead) if window == WINDOWS[0] else now
+    return needed(single, ahead), needed(before, before)
+
+
 def _merge(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One event where several window lengths saw the same one."""
     merged: list[dict[str, Any]] = []
@@ -138,6 +156,13 @@ def _level(y: np.ndarray, window: int) -> np.ndarray:
     return level
 
 
+def tail_of(y: np.ndarray, noise: np.ndarray) -> float:
+    """How far the noise's rarest twentieth stands off, beside a Gaussian's of the same spread: from 1 to 2."""
+    middle = np.minimum(np.arange(2, len(y)) + NOISE_WINDOW // 2, len(y) - 1)
+    bends = np.abs(np.diff(y, n=2)) / np.maximum(noise[middle], np.finfo(float).tiny)
+    return float(np.clip(np.quantile(bends, 0.95) / (1.96 * np.sqrt(6)), 1, 2)) if len(bends) else 1.0
+
+
 def noise_of(y: np.ndarray) -> np.ndarray:
     """Local standard deviation of single values about the trend, shape [n], from a window that ends there.
 
@@ -156,9 +181,13 @@ def noise_of(y: np.ndarray) -> np.ndarray:
 
 
 def _wander(level: np.ndarray, window: int) -> np.ndarray:
-    """Spread of the level's own bends over two windows, from the past only, shape [n]; 0 while unknown."""
+    """Spread of the level's own bends over two windows, from the past, shape [n]; the whole run's till that is known.
+
+    A run of few windows does not know its own: its events would be its wander, which is then 0.
+    """
     stride = max(1, window // 5)  # the level hardly moves in between
     bends = pd.Series(np.abs(level[2 * window :] - 2 * level[window:-window] + level[: -2 * window]))[::stride]
-    spread = bends.rolling(12 * window // stride, min_periods=6 * window // stride).median().fillna(0.0)
-    ahead = np.zeros(2 * window)
-    return np.concatenate([ahead, np.repeat(spread.to_numpy(), stride)])[: len(level)] * 1.4826 / np.sqrt(6)
+    spread = bends.rolling(12 * window // stride, min_periods=6 * window // stride).median()
+    spread = np.repeat(spread.fillna(bends.median() if len(level) >= 24 * window else 0.0).to_numpy(), stride)
+    ahead = np.full(2 * window, spread[0] if len(spread) else 0.0)
+    return np.concatenate([ahead, spread])[: len(level)] * 1.4826 / np.sqrt(6)

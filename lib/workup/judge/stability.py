@@ -12,18 +12,20 @@ import pandas as pd
 
 from workup.errors import ParameterError
 from workup.finding import Finding
-from workup.judge.events import FEWEST, LASTS, find_events, levelled, noise_of, unlevelled
+from workup.judge.events import FEWEST, LASTS, begun, find_events, levelled, noise_of, unlevelled
 from workup.judge.given import curve, number
 
 RULE = "playbook: C2, C3, C5, C7"
 
 _WORDS = {
     "stable": "The loss never rises clear of its noise for long.",
-    "early": "The loss rises early, at step {begin}, and does not come back.",
-    "early_recovered": "The loss rises early, at step {begin}, and is back by step {end}.",
-    "mid": "The loss rises in mid-training, at step {begin}, and does not come back.",
-    "mid_recovered": "The loss rises in mid-training, at step {begin}, and is back by step {end}.",
+    "early": "The loss rises early, at step {begin}, by {much}, and does not come back.",
+    "early_recovered": "The loss rises early, at step {begin}, by {much}, and is back by step {end}.",
+    "mid": "The loss rises in mid-training, at step {begin}, by {much}, and does not come back.",
+    "mid_recovered": "The loss rises in mid-training, at step {begin}, by {much}, and is back by step {end}.",
 }
+#: A rise is plain to see from so many deviations of the noise on, and large from this share of the descent on.
+PLAIN, LARGE = 5, 0.1
 
 
 def judge(loss: Any, *, grad_norm: Any = None, eval_loss: Any = None, lr: Any = None, step: Any = None) -> Finding:
@@ -41,7 +43,10 @@ def judge(loss: Any, *, grad_norm: Any = None, eval_loss: Any = None, lr: Any = 
         ``mid_recovered``, ``diverged`` or ``cannot_tell``. ``evidence["events"]`` lists each
         event's ``begin``, ``peak`` and ``end`` (steps; end None while it lasts), ``size`` (in
         standard deviations of the curve's noise, on a log scale above the first loss), ``base`` and
-        ``rise`` (the loss before, and by how much its level rose) and ``recovered``;
+        ``rise`` (the loss before, and by how much its level rose), ``share`` (that rise over the descent, the
+        initial loss minus the lowest) and ``recovered``. A first loss below the next five by no more than noise
+        explains counts as their median. A rise that comes back gives high confidence only where it is both
+        plain beside the noise and a large share;
         ``still`` is the share of the steps, at the end, without progress: converged or stalled, which
         one curve cannot tell and :func:`workup.judge.learning_rate.judge` can.
 
@@ -102,14 +107,16 @@ def _conclude(x: np.ndarray, steps: np.ndarray, rates: Any, norms: Any, evals: A
     last = int(good[-1]) + 1 if len(good) else 0
     # A loss that is not finite for some steps and then is again (a skipped update) is no divergence.
     x, unit = _scaled(x)
-    raw = np.interp(np.arange(last), good, x[good]) if last else np.zeros(1)
+    raw = begun(np.interp(np.arange(last), good, x[good])) if last else np.zeros(1)
     y, bend = levelled(raw)
-    events, local = find_events(y), noise_of(y)
+    local = noise_of(y)
+    events = find_events(y, local)
     noise, tail = float(np.median(local)), y[-max(1, min(15, len(y) // 3), len(y) // 10) :]
     # A noise that multiplies the loss by more than e excuses no end above where it began.
     ends_above = _above(tail, (1 if events else 4) * min(local[-1], bend), y)
     value, when = _value(events, last, len(x), last < len(x) or ends_above, _ramp(rates))
-    listed = [_told(e, steps, lambda level: unit * unlevelled(level, raw[0], bend)) for e in events]
+    descent = unit * (raw[0] - raw.min())
+    listed = [_told(e, steps, descent, lambda level: unit * unlevelled(level, raw[0], bend)) for e in events]
     evidence: dict[str, Any] = {
         "events": listed,
         "began": when if value != "stable" else None,
@@ -129,13 +136,17 @@ def _conclude(x: np.ndarray, steps: np.ndarray, rates: Any, norms: Any, evals: A
         caveats.append(f"{gaps} losses before the last finite one are not finite; they were bridged.")
     if skipped := last and 0 < len(x) - last < LASTS:
         caveats.append("Only the last of the losses are not finite: a skipped update looks the same.")
-    sure = not skipped and (last < len(x) or all(e["size"] > 2 for e in events))
+    if value.endswith("recovered"):
+        sure = max(int(e["size"] >= PLAIN) + int(e["share"] >= LARGE) for e in listed)
+    else:
+        sure = 2 if last < len(x) or all(e["size"] > 2 for e in events) else 1
+    sure = min(sure, 1 if skipped else 2, 2 if len(x) >= 100 else 1 if len(x) >= 50 else 0)
     return Finding(
         name="stability",
         value=value,
         rule=RULE,
         summary=_sentence(value, when, listed, last, steps, len(x)),
-        confidence="high" if sure and len(x) >= 100 else "medium" if len(x) >= 50 else "low",
+        confidence=("low", "medium", "high")[sure],
         evidence=evidence,
         caveats=tuple(caveats),
     )
@@ -160,7 +171,7 @@ def _sentence(value: str, when: str, listed: list[dict[str, Any]], last: int, st
         how = f"is not finite from step {steps[last]:.0f} on" if last < n else "ends above where it began"
         return f"The loss {how}; the trouble began {'early' if when == 'early' else 'in mid-training'}."
     told = next((e for e in listed if not e["recovered"]), listed[0]) if listed else {}
-    return _WORDS[value].format(**told)
+    return _WORDS[value].format(**told, much=_much(told["share"], told["size"]) if told else "")
 
 
 def _scaled(y: np.ndarray) -> tuple[np.ndarray, float]:
@@ -212,10 +223,25 @@ def _ramp(rates: np.ndarray | None) -> int:
     return length + 1 if length else 0
 
 
-def _told(event: dict[str, Any], steps: np.ndarray, loss_at: Any) -> dict[str, Any]:
+def _told(event: dict[str, Any], steps: np.ndarray, descent: float, loss_at: Any) -> dict[str, Any]:
     where = {k: None if event[k] is None else int(steps[event[k]]) for k in ("begin", "peak", "end")}
-    base = event["base"]
-    return {**event, **where, "base": loss_at(base), "rise": loss_at(base + event["rise"]) - loss_at(base)}
+    base = loss_at(event["base"])
+    rise = loss_at(event["base"] + event["rise"]) - base
+    return {
+        **event,
+        **where,
+        "base": base,
+        "rise": rise,
+        "share": float(rise / descent) if descent > 0 else float("inf"),
+    }
+
+
+def _much(share: float, size: float) -> str:
+    """How large a rise is, in words."""
+    if share >= 100:
+        return "far more than it ever fell"
+    of = f"{100 * share:.2g}% of its descent" if share < 0.995 else f"{share:.2g} times its descent"
+    return of if np.isinf(size) else f"{of} ({size:.2g} times its noise)"
 
 
 def _ratio(norms: np.ndarray, event: dict[str, Any]) -> float:
