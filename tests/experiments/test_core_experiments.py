@@ -219,8 +219,8 @@ def test_the_threshold_comes_from_the_unclipped_norms_of_the_rate_at_hand(sessio
     # |g| = 10 * 0.9^t at lr 0.01.
     norms = 10 * 0.9 ** np.arange(100)
     expected = [np.percentile(norms, p) for p in (90, 75, 50)]
-    assert [t.clip_norm for t in clipped] == pytest.approx(2 * expected, rel=1e-3)
-    assert [t.lr for t in clipped] == [0.01] * 3 + [0.25] * 3
+    assert [t.clip_norm for t in clipped] == pytest.approx([expected[0], *expected], rel=1e-3)
+    assert [t.lr for t in clipped] == [0.01] + [0.25] * 3
     assert clipping.plan_open(session, traces) == {}
     found, share = clipping.conclude(session, traces, session.run(clipped), clipping.open_table({}, []))
     assert share.rule.startswith("playbook: E")
@@ -240,7 +240,7 @@ def test_a_threshold_is_not_ruled_out_by_trials_that_failed(session):
     clipped = session.run(clipping.plan_clipped(session, traces))
     for found in clipping.conclude(session, traces, clipped, clipping.open_table({}, [])):
         assert not found.told
-        assert "2 trials failed (step " in found.summary
+        assert "trials failed (step " in found.summary
 
 
 def test_on_thorough_the_open_questions_on_clipping_are_measured(session):

@@ -101,7 +101,8 @@ def choose(*tried, **more):
 
 
 def test_the_loosest_threshold_that_makes_twice_the_rate_stable_is_chosen():
-    clip, share = choose(CALM, trial(0.1, 2, "stable", 0.5, 0.05), WILD, *HELD)
+    touched = {"75": {"threshold": 2.0, "share": 0.05, "share_at_double": 0.3}}
+    clip, share = choose(CALM, trial(0.1, 4, "stable", 0.5, 0.01), WILD, *HELD, touched=touched)
     assert (clip.value, clip.evidence["peak_lr"]) == (2, None)
     assert share.value == 0.05  # at the prescribed rate, where it will clip
     assert clip.because == "0.2, above it, breaks without it and trains with it"

@@ -42,16 +42,15 @@ def plan(session: Session) -> list[Trial]:
 
 
 def plan_clipped(session: Session, traces: list[Trace]) -> list[Trial]:
-    """Both rates clipped at the threshold, ever tighter (playbook: E3, E4)."""
-    calm, high = traces
+    """The prescribed rate clipped at the threshold; a rate that is not stable clipped ever tighter (E3, E4)."""
+    calm = traces[0]
     thresholds = [judge.threshold(calm.steps.grad_norm, percentile=p) for p in PERCENTILES]
     if session.knobs.get("clip_norm"):
         thresholds = [session.settle("clip_norm", fallback=None)]
-    usable = [float(f"{t:.4g}") for t in thresholds if t is not None and t > 0]
-    if not usable:
-        return []
-    limits = list(dict.fromkeys(usable))
-    return [dataclasses.replace(trace.trial, clip_norm=limit) for trace in (calm, high) for limit in limits]
+    limits = list(dict.fromkeys(float(f"{t:.4g}") for t in thresholds if t is not None and t > 0))
+    tried = [(trace, limits) for trace in traces if instability.verdict(trace).value not in instability.NOT_SHAKY]
+    tried = tried if calm in [trace for trace, _ in tried] else [(calm, limits[:1]), *tried]
+    return [dataclasses.replace(trace.trial, clip_norm=limit) for trace, each in tried for limit in each]
 
 
 def plan_open(session: Session, traces: list[Trace]) -> dict[str, Trial]:

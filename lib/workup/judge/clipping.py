@@ -176,9 +176,8 @@ def choose(
             text += f" {peak.summary}"
             because = "opens a higher rate, which trains lower"
     limit = None if row is None else float(row["clip_norm"])
-    share = 0.0 if row is None else float(at["this"].loc[at["this"]["clip_norm"] == limit, "clipped_fraction"].mean())
-    if row is not None and not np.isfinite(share):
-        share = float(row["clipped_fraction"])
+    known = [t["share"] for t in (touched or {}).values() if limit and abs(t["threshold"] / limit - 1) < 0.01]
+    share = 0.0 if row is None else known[0] if known else float(row["clipped_fraction"])
     caveats = (*proposed.caveats, *((AGGRESSIVE,) if share > 0.5 else ()))
     common: dict[str, Any] = {"rule": RULE, "confidence": "medium", "caveats": caveats}
     clip = Finding(name="clip_norm", value=limit or "none", summary=text, evidence=facts, because=because, **common)
