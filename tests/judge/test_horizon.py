@@ -127,6 +127,14 @@ def test_a_best_rate_that_has_risen_is_carried_with_low_confidence():
     assert found.confidence == "low"
 
 
+def test_trials_that_begin_on_a_plateau_are_carried_with_low_confidence():
+    late = [trial(t["lr"], np.r_[np.full(250, 2.3), t["loss"][:150]]) for t in curves(0.01)]
+    found = carry(late, 4000)
+    assert found.value == pytest.approx(0.01 / 10**0.5, rel=0.1)
+    assert found.confidence == "low"
+    assert any("no trend" in c for c in found.caveats)
+
+
 def test_trials_without_curves_are_not_carried_and_a_shorter_run_is_an_error():
     bare = [{k: v for k, v in t.items() if k != "loss"} for t in curves(0.01)]
     for trials in (bare, [], [t for t in curves(0.01) if 0.009 < t["lr"] < 0.02], curves(0.01, n=30)):

@@ -80,13 +80,15 @@ def carry(trials: Any, max_train_steps: int, *, steps: int | None = None, decayi
     seen = {round(span * share): _basin(table, round(n * share)) for share in SHARES if n >= 40}
     facts = {"horizons": list(seen), "rates": [b.middle if b else None for b in seen.values()]}
     facts["decline"] = DECAYING if decaying else DECLINE
-    known = [b for b in seen.values() if b]
-    if len(known) < len(SHARES):
+    known = [(at, b) for at, b in seen.items() if b]
+    if not known or (basin := seen[span]) is None:
         return _untold("The trials are too short or too few train.", "Train longer, at more and lower rates.", facts)
-    trend = -float(np.polyfit(np.log(SHARES), np.log([b.middle for b in known]), 1)[0])
+    trend = math.nan
+    if len(known) > 1:
+        trend = -float(np.polyfit(np.log([at for at, _ in known]), np.log([b.middle for _, b in known]), 1)[0])
     if trend > 1:
         return _untold("The best rate still falls faster than the steps grow.", "Train longer.", facts)
-    return _carried(known[-1], span, max_train_steps, trend, facts)
+    return _carried(basin, span, max_train_steps, trend, facts)
 
 
 def _carried(basin: Basin, span: int, of: int, trend: float, facts: dict[str, Any]) -> Finding:
@@ -122,6 +124,7 @@ def _doubts(basin: Basin, span: int, ratio: float, trend: float) -> list[str]:
         ),
         f"The run is {ratio:.0f} times as long as the trials.": ratio > FAR,
         "So far the best rate has risen with the steps.": trend < RISES,
+        "No rate trained early in the trials: they show no trend.": math.isnan(trend),
     }
     return [text for text, holds in said.items() if holds]
 
