@@ -198,8 +198,8 @@ def causes(
     otherwise = "nothing stands out"
     if bound.value is True:
         most = bound.evidence["waiting_share_interval"][1]
-        otherwise += f": no stage takes {HEAVY:.0%} of a step and no loader tried is clearly faster; at most {most:.0%} of a step "
-        otherwise += "could be gained by preparing batches elsewhere"
+        otherwise += f": no stage takes {HEAVY:.0%} of a step and no loader tried is clearly faster; at most "
+        otherwise += f"{most:.0%} of a step could be gained by preparing batches elsewhere"
     elif not told:
         otherwise = "whether training waits is not clear, so neither is what for"
     return Finding(
