@@ -143,9 +143,7 @@ def compared(kind, kept):
         if package and not importlib.util.find_spec(package):
             print(f"{kind}: skipped, {package} is not installed", flush=True)
             continue
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found = find(session)
+        found = quietly(find, session)
         for way, (lr, spent) in found.items():
             if lr is None:
                 rows.append({"workload": kind, "way": way, "steps": spent})
@@ -155,6 +153,13 @@ def compared(kind, kept):
             losses = truth.loc[near] if stands else to_the_end(session, kind, [lr]).iloc[0]
             rows.append(row(kind, way, losses, lr, lowest, start) | {"steps": spent})
     return rows
+
+
+def quietly(find, session):
+    with warnings.catch_warnings(), io.StringIO() as aside:
+        warnings.simplefilter("ignore")
+        with contextlib.redirect_stdout(aside), contextlib.redirect_stderr(aside):
+            return find(session)
 
 
 def row(kind, way, losses, lr, lowest, start):
