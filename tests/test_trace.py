@@ -43,7 +43,7 @@ def test_only_an_interrupted_trace_is_run_again():
         ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
         ({"batch_size": 2.5}, "batch_size=2.5"),
         ({"warmup_steps": 11}, r"warmup_steps must be at most steps \(10\)"),
-        ({"shape": "cosine"}, "shape must be 'constant' or 'workload'"),
+        ({"shape": "cosine"}, "shape must be 'constant', 'workload' or 'rising'"),
         ({"clip_norm": 0.0}, "clip_norm must be positive"),
         ({"clip_percentile": 100}, "clip_percentile must be between 0 and 100"),
         ({"clip_percentile": 90, "clip_norm": 1.0}, "clip_percentile must be None where clip_norm is given"),
@@ -54,6 +54,11 @@ def test_only_an_interrupted_trace_is_run_again():
 def test_a_setting_out_of_range_is_named_with_its_value(setting, message):
     with pytest.raises(ParameterError, match=message):
         Trial(**{"lr": 0.1, "steps": 10, "batch_size": 4, **setting})
+
+
+def test_a_rising_rate_goes_through_six_decades_by_equal_factors():
+    rates = Trial(lr=10.0, steps=7, batch_size=1, shape="rising").learning_rates()
+    assert rates == pytest.approx([1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0])
 
 
 def test_warmup_ramps_linearly_to_the_peak_and_the_schedule_follows():

@@ -42,8 +42,9 @@ class Trial:
         batch_size: examples per step.
         warmup_steps: linear ramp to ``lr``: step t < warmup_steps trains at
             lr * (t + 1) / warmup_steps (playbook: D3).
-        shape: what follows the warmup: ``constant``, or ``workload`` for the workload's
-            own schedule stretched over the remaining steps (playbook: D5).
+        shape: what follows the warmup: ``constant``, ``workload`` for the workload's own schedule
+            stretched over the remaining steps (playbook: D5), or ``rising`` for a range test: from
+            a millionth of ``lr`` to ``lr``, by the same factor each step.
         clip_norm: gradient-clipping threshold on the whole gradient's L2 norm, or None
             (playbook: E1).
         clip_percentile: in place of clip_norm, clip at this percentile of the last 100 norms (playbook: E6).
@@ -92,7 +93,7 @@ class Trial:
         need(whole(self.batch_size, 1), "batch_size", "a whole number of at least 1")
         need(whole(self.warmup_steps, 0), "warmup_steps", "a whole number of at least 0")
         need(self.warmup_steps <= self.steps, "warmup_steps", f"at most steps ({self.steps})")
-        need(self.shape in ("constant", "workload"), "shape", "'constant' or 'workload'")
+        need(self.shape in ("constant", "workload", "rising"), "shape", "'constant', 'workload' or 'rising'")
         need(self.clip_norm is None or positive(self.clip_norm), "clip_norm", "positive and finite, or None")
         share = self.clip_percentile
         need(share is None or (positive(share) and share < 100), "clip_percentile", "between 0 and 100, or None")
@@ -113,6 +114,8 @@ class Trial:
         rates = np.full(self.steps, float(self.lr))
         ramp = self.warmup_steps
         rates[:ramp] *= np.arange(1, ramp + 1) / max(ramp, 1)
+        if self.shape == "rising":
+            rates[ramp:] *= np.logspace(-6, 0, self.steps - ramp)
         if self.shape == "workload" and schedule is not None:
             rest = self.steps - ramp
             rates[ramp:] *= [_multiplier(schedule, i / rest) for i in range(rest)]

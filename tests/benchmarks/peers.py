@@ -1,48 +1,60 @@
-"""Time to a learning rate, and its regret: Workup's standard sweep beside what a user would pick today.
+"""What a learning rate costs by the end of training: Workup's and three finders' beside an exhaustive sweep.
 
-    python -m tests.benchmarks.peers [workload ...]
+    python -m tests.benchmarks.peers [--kept FOLDER] [--json FILE] [kind ...]
 
-Truth: the final loss of 300 steps at rates a factor 10^0.25 apart, with other initial weights and batches; regret =
-(final loss at the nearest rate - best) / (initial loss - best). Beside it steps taken and wall time. Lightning's
-lr_find and a sweep of 20 trials by Optuna with its median pruner run where they are installed, and are said to be
-skipped where not; torch-lr-finder's rule is re-stated in range_tests.py.
+Kinds: the functions of kinds.py. Truth: rates a factor 10^0.25 apart, each trained to the workload's end with two seeds
+that no search has seen. A way's rate is read there at the nearest rate, or trained too where that is more than half a
+grid step away. Regret = (loss - lowest) / (loss before training - lowest), of the evaluation loss at the end, of that
+of the best of twenty checkpoints (playbook: F4), and of the training loss over the last tenth. Beside it the steps
+that each spent. Lightning's lr_find and torch-lr-finder are the real ones and are said to be skipped where they are
+not installed; fastai's valley is re-stated in range_tests.py. --kept keeps every trial, so that what was interrupted
+goes on. Half an hour of one core for all seven.
 """
 
+import argparse
 import contextlib
 import importlib.util
 import io
+import json
 import logging
-import sys
 import tempfile
-import time
 import warnings
 
 import numpy as np
+import pandas as pd
 import torch
 from tests.benchmarks import range_tests
 
 import workup
 from workup.experiments import learning_rate as experiment
-from workup.measure.data import batches, loader
+from workup.measure.data import loader
+from workup.trace import Trial
 
-WORKLOADS, STEPS = ("digits-mlp", "relu-mlp-large-init", "pre-norm-mlp"), 300
-
-
-def by_workup(name, executor="serial"):
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        about = {"workload": name, "study": folder + "/study", "device": "cpu", "executor": executor}
-        session = workup.start("04_learning_rate", about)
-        traces = session.run(experiment.plan(session))
-        traces = experiment.refine(session, experiment.widen(session, traces))
-        best = experiment.conclude(session, traces)[0]
-    return best.value, sum(len(trace.steps) for trace in traces)
+KINDS = ("mlp", "resnet", "transformer", "regression", "imbalanced", "autoencoder", "ill_conditioned")
+#: Steps of a factor 10^0.25 from the workload's own rate; fewer where a run takes a minute.
+GRID = {"resnet": range(8), "transformer": range(1, 7)}
+SEEDS, CHECKPOINTS = (10, 11), 20
+#: Evaluated on so many examples, where there are more.
+EXAMPLES = {"transformer": 512}
+MEASURES = ("eval", "best_eval", "train")
 
 
-def by_lightning(name):
+def by_workup(session):
+    """Both rates of notebook 04 on ``standard``: best at its own horizon, and carried to the end."""
+    ranged = session.run(experiment.range_test(session))
+    traces = session.run(experiment.plan(session, ranged))
+    traces = experiment.refine(session, experiment.widen(session, traces))
+    best = experiment.conclude(session, traces)[0]
+    spent = sum(len(trace.steps) for trace in ranged + traces)
+    carried = best.evidence["carried"]["value"]
+    return {"Workup, best of the sweep": (best.value, spent), "Workup, carried to the end": (carried, spent)}
+
+
+def by_lightning(session):
     import lightning
     from lightning.pytorch.tuner import Tuner
 
-    workload = workup.load(name)
+    workload = session.workload
 
     class Module(lightning.LightningModule):
         def __init__(self):
@@ -56,86 +68,139 @@ def by_lightning(name):
             return workload.optimizer(self.model.parameters(), self.lr)
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
+    silent = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = lightning.Trainer(accelerator="cpu", max_steps=STEPS, default_root_dir=folder, **quiet)
+    with tempfile.TemporaryDirectory() as folder:
+        quiet = dict.fromkeys(silent, False)
+        trainer = lightning.Trainer(accelerator="cpu", max_steps=300, default_root_dir=folder, **quiet)
         found = Tuner(trainer).lr_find(Module(), train_dataloaders=loader(workload, workload.batch_size, seed=0))
-    return found.suggestion(), len(found.results["loss"])
+    return {"Lightning lr_find": (found.suggestion(), len(found.results["loss"]))}
 
 
-def by_torch_lr_finder(name):
-    lr, loss = range_tests.range_test(workup.load(name), low=1e-7, high=10, beta=0.95, stop=5)
-    lr, loss, taken = lr[10:-5], loss[10:-5], len(lr)
-    return float(lr[np.argmin(np.gradient(loss))]), taken
+def by_torch_lr_finder(session):
+    import matplotlib
+    from torch_lr_finder import LRFinder, TrainDataLoaderIter
+
+    matplotlib.use("Agg")
+    workload = session.workload
+
+    class Whole(TrainDataLoaderIter):
+        def inputs_labels_from_batch(self, batch):
+            return batch, torch.zeros(())
+
+    class Loss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = workload.build_model()
+
+        def forward(self, batch):
+            return workload.loss(self.model, batch).mean()
+
+    torch.manual_seed(0)
+    model = Loss()
+    finder = LRFinder(model, workload.optimizer(model.parameters(), 1e-7), lambda loss, _: loss, device="cpu")
+    finder.range_test(Whole(loader(workload, workload.batch_size, seed=0)), end_lr=10, num_iter=100)
+    return {"torch-lr-finder": (finder.plot()[1], len(finder.history["lr"]))}
 
 
-def by_optuna(name, trials=20):
-    """A plain sweep: lr log-uniform over six decades, a trial pruned where it lags the median of those before."""
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    workload, taken = workup.load(name), [0]
-
-    def objective(trial):
-        lr = trial.suggest_float("lr", 1e-5, 10, log=True)
-        torch.manual_seed(0)
-        model = workload.build_model().train()
-        optimizer, losses = workload.optimizer(model.parameters(), lr), []
-        drawn = batches(workload, workload.batch_size, seed=0, device="cpu")
-        for step in range(STEPS):
-            loss = workload.loss(model, next(drawn)).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-            taken[0] += 1
-            if (step + 1) % 30 == 0:
-                trial.report(float(np.mean(losses[-30:])), step)
-                if not np.isfinite(losses[-1]) or trial.should_prune():
-                    raise optuna.TrialPruned
-        return float(np.mean(losses[-30:]))
-
-    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0), pruner=optuna.pruners.MedianPruner())
-    study.optimize(objective, n_trials=trials)
-    return study.best_params["lr"], taken[0]
+def by_fastai(session):
+    lr, loss = range_tests.range_test(session.workload, low=1e-7, high=10, beta=0.98, stop=4)
+    return {"fastai valley, re-stated": (float(range_tests.valley(lr[10:-5], loss[10:-5])), len(lr))}
 
 
-WAYS = {
-    "Workup, standard": (by_workup, None),
-    "Workup, standard, auto": (lambda name: by_workup(name, "auto"), None),
-    "Lightning lr_find": (by_lightning, "lightning"),
-    "torch-lr-finder, re-stated": (by_torch_lr_finder, None),
-    "Optuna, 20 trials, median pruner": (by_optuna, "optuna"),
-}
+WAYS = ((by_workup, None), (by_lightning, "lightning"), (by_torch_lr_finder, "torch_lr_finder"), (by_fastai, None))
 
 
-def rows(workloads=WORKLOADS):
-    """A line of the table a workload and way: name, figure, mark."""
-    for name in workloads:
-        workload = workup.load(name)
-        truth = range_tests.sweep(workload, STEPS, seed=1, rates=range_tests.RATES)
-        finals, start = np.array([row["final"] for row in truth]), np.median([row["loss"][0] for row in truth])
-        best = np.nanmin(finals)
-        for way, (find, package) in WAYS.items():
-            if package and not importlib.util.find_spec(package):
-                yield f"{name}, {way}", f"skipped: {package} is not installed", ""
+def to_the_end(session, kind, rates):
+    """A row a rate: losses, mean of the seeds, inf where one diverges; and the steps taken."""
+    workload = session.workload
+    end = workload.max_train_steps
+    how = {"eval_every": end // CHECKPOINTS, "eval_examples": EXAMPLES.get(kind, 1024)}
+    trial = Trial(lr=workload.lr, steps=end, batch_size=workload.batch_size, **how)
+    rows = []
+    for trace in session.run([experiment.at(trial, lr, seed=seed) for lr in rates for seed in SEEDS]):
+        seen = trace.steps.eval_loss.dropna() if trace.status == "finished" else pd.Series([np.inf])
+        losses = seen.iloc[-1], seen.min(), experiment.final_loss(trace)
+        losses = [loss if np.isfinite(loss) else np.inf for loss in losses]
+        rows.append([trace.trial.lr, *losses, trace.steps.loss[0], len(trace.steps)])
+    table = pd.DataFrame(rows, columns=["lr", *MEASURES, "start", "steps"])
+    return table.groupby("lr").agg(dict.fromkeys([*MEASURES, "start"], "mean") | {"steps": "sum"})
+
+
+def compared(kind, kept):
+    """A row a way: its rate, regrets and steps; and the ways that were skipped."""
+    about = {"workload": f"tests.benchmarks.kinds:{kind}", "study": f"{kept}/{kind}", "device": "cpu"}
+    session = workup.start("04_learning_rate", about)
+    grid = [experiment.at(Trial(lr=1.0, steps=1, batch_size=1), session.workload.lr * 10 ** (k / 4)).lr
+            for k in GRID.get(kind, range(-6, 8))]  # fmt: skip
+    truth = to_the_end(session, kind, grid)
+    lowest, start = truth[list(MEASURES)].min(), truth.start.mean()
+    rows = [
+        row(kind, "every rate to the end", truth.loc[truth["eval"].idxmin()], truth["eval"].idxmin(), lowest, start)
+    ]
+    rows[0]["steps"] = int(truth.steps.sum())
+    for find, package in WAYS:
+        if package and not importlib.util.find_spec(package):
+            print(f"{kind}: skipped, {package} is not installed", flush=True)
+            continue
+        found = quietly(find, session)
+        for way, (lr, spent) in found.items():
+            if lr is None:
+                rows.append({"workload": kind, "way": way, "steps": spent})
                 continue
-            began = time.perf_counter()
-            lr, steps = find(name)
-            seconds = time.perf_counter() - began
-            near = int(np.abs(np.log(range_tests.RATES) - np.log(lr)).argmin()) if lr else None
-            loss = np.inf if near is None or not np.isfinite(finals[near]) else finals[near]
-            regret = (loss - best) / (start - best)
-            yield f"{name}, {way}", f"lr {lr:.3g}, regret {regret:.1%}, {steps:,} steps, {seconds:.1f} s", ""
+            near = min(grid, key=lambda rate: abs(np.log(rate / lr)))
+            stands = abs(np.log10(near / lr)) <= 0.126
+            losses = truth.loc[near] if stands else to_the_end(session, kind, [lr]).iloc[0]
+            rows.append(row(kind, way, losses, lr, lowest, start) | {"steps": spent})
+    return rows
+
+
+def quietly(find, session):
+    with warnings.catch_warnings(), io.StringIO() as aside:
+        warnings.simplefilter("ignore")
+        with contextlib.redirect_stdout(aside), contextlib.redirect_stderr(aside):
+            return find(session)
+
+
+def row(kind, way, losses, lr, lowest, start):
+    regrets = {f"{name} regret": (losses[name] - lowest[name]) / (start - lowest[name]) for name in MEASURES}
+    return {"workload": kind, "way": way, "lr": lr, "eval loss": losses["eval"], **regrets}
+
+
+def markdown(table):
+    """The table as the README has it."""
+
+    def share(value):
+        return "no rate" if np.isnan(value) else "diverges" if np.isinf(value) else f"{value:.1%}"
+
+    lines = ["| workload | way | lr | final evaluation loss | regret | of the best checkpoint | of the training loss |"
+             " steps spent |", "|---|---|--:|--:|--:|--:|--:|--:|"]  # fmt: skip
+    for each in table.to_dict("records"):
+        regrets = " | ".join(share(each[f"{name} regret"]) for name in MEASURES)
+        lines.append(
+            f"| {each['workload']} | {each['way']} | {each['lr']:.2g} | {each['eval loss']:.3g} | {regrets} "
+            f"| {each['steps']:,.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kinds", nargs="*", default=KINDS, metavar="kind")
+    parser.add_argument("--kept", metavar="FOLDER")
+    parser.add_argument("--json", metavar="FILE")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as aside:
+        rows = [each for kind in given.kinds for each in compared(kind, given.kept or aside)]
+    table = pd.DataFrame(rows)
+    print(markdown(table))
+    regrets = table.groupby("way", sort=False)[[f"{name} regret" for name in MEASURES]]
+    print(regrets.agg(["median", "max"]).to_string(float_format="{:.1%}".format))
+    if given.json:
+        with open(given.json, "w") as file:
+            json.dump(rows, file, indent=1, default=float)
 
 
 if __name__ == "__main__":
-    for row in rows(tuple(sys.argv[1:]) or WORKLOADS):
-        print(*row, sep="  |  ", flush=True)
+    main()

@@ -1,6 +1,7 @@
 """Which learning rate (playbook: C1, C3, C6): plan a sweep, widen it, refine it, judge it."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,34 +15,55 @@ from workup.judge import search
 from workup.trace import Trace, Trial
 from workup.workload import Workload
 
-#: steps per trial; factor between coarse and between refined rates as a power of ten; coarse rates on each
-#: side to begin with; seeds refined with.
+#: steps per trial, and of the range test before them; factor between coarse and between refined rates as a power of
+#: ten; how far below the middle the sweep begins, likewise; seeds refined with.
 BUDGET: dict[str, dict[str, Any]] = {
-    "smoke": {"steps": 60, "coarse": 1.0, "fine": 0.5, "reach": 1, "seeds": 1},
-    "standard": {"steps": 300, "coarse": 0.5, "fine": 0.25, "reach": 1, "seeds": 2},
-    "thorough": {"steps": 1000, "coarse": 0.5, "fine": 0.125, "reach": 2, "seeds": 3},
+    "smoke": {"steps": 60, "range": 0, "coarse": 1.0, "fine": 0.5, "reach": 1.0, "seeds": 1},
+    "standard": {"steps": 300, "range": 100, "coarse": 0.75, "fine": 0.25, "reach": 1.0, "seeds": 2},
+    "thorough": {"steps": 1000, "range": 200, "coarse": 0.5, "fine": 0.125, "reach": 1.0, "seeds": 3},
 }
 #: Rounds of widening, and of refining, at most.
-ROUNDS = 6
+ROUNDS = 8
+#: The range test rises to so many times the workload's own rate, from as far below it.
+RISE = 1e3
 
 
-def plan(session: Session) -> list[Trial]:
-    """The coarse sweep: constant rates a fixed factor apart, around where the user stands."""
-    budget = BUDGET[session.budget]
-    centre = session.settle("lr", fallback=session.workload.lr)
-    wanted = session.settle("steps", fallback=budget["steps"])
+def _first(session: Session) -> Trial:
+    """A trial at the rate where the user stands."""
+    wanted = session.settle("steps", fallback=BUDGET[session.budget]["steps"])
     size = session.settle("batch_size", setting="batch_size")
-    evaluated = session.workload.eval_data is not None
     steps = min(int(wanted), session.workload.max_train_steps)
-    first = Trial(
-        lr=centre,
+    return Trial(
+        lr=session.settle("lr", fallback=session.workload.lr),
         steps=steps,
         batch_size=int(size),
         seed=session.seed,
-        eval_every=max(1, steps // 10) if evaluated else 0,
+        eval_every=max(1, steps // 10) if session.workload.eval_data is not None else 0,
         eval_examples=256,
     )
-    return [at(first, centre * 10 ** (budget["coarse"] * k)) for k in range(-budget["reach"], budget["reach"] + 1)]
+
+
+def range_test(session: Session) -> list[Trial]:
+    """One short run through six decades of rates, to begin the sweep by; none on ``smoke`` or where ``lr`` is given."""
+    first, steps = _first(session), BUDGET[session.budget]["range"]
+    if session.knobs.get("lr") is not None or not steps:
+        return []
+    return [at(first, first.lr * RISE, steps=min(steps, first.steps), shape="rising", eval_every=0)]
+
+
+def plan(session: Session, ranged: Sequence[Trace] = ()) -> list[Trial]:
+    """The coarse sweep: a rate to begin with, one below it, one above, all fine steps from where the user stands.
+
+    Args:
+        ranged: the trace of :func:`range_test`, which says where to begin and where training breaks; without it
+            the sweep begins where the user stands.
+    """
+    budget, first = BUDGET[session.budget], _first(session)
+    seen = search.centre(ranged[0].steps.lr, ranged[0].steps.loss) if ranged else None
+    middle, top = seen or (first.lr, first.lr * 10 ** budget["coarse"])
+    wanted = np.array([middle / 10 ** budget["reach"], middle, top])
+    fine = np.rint(np.log10(wanted / first.lr) / budget["fine"])
+    return [at(first, first.lr * 10 ** (budget["fine"] * k)) for k in np.unique(fine)]
 
 
 def at(trial: Trial, lr: float, **changes: object) -> Trial:
@@ -64,9 +86,9 @@ def widen(session: Session, traces: list[Trace]) -> list[Trace]:
 
 
 def refine(session: Session, traces: list[Trace]) -> list[Trace]:
-    """Finer rates beside the best and below the edge, then other seeds for those that could be the best.
+    """Finer rates beside the best and below the edge, then other seeds for the two that could be the best.
 
-    ``thorough`` trains every finer rate within a coarse factor of either, with every seed.
+    ``thorough`` trains every finer rate within half a decade of the best and above the edge, with every seed.
     """
     budget, trial = BUDGET[session.budget], traces[0].trial
     fine = 10 ** budget["fine"]
