@@ -179,6 +179,5 @@ def _wander(level: np.ndarray, window: int) -> np.ndarray:
     stride = max(1, window // 5)  # the level hardly moves in between
     bends = pd.Series(np.abs(level[2 * window :] - 2 * level[window:-window] + level[: -2 * window]))[::stride]
     spread = bends.rolling(12 * window // stride, min_periods=6 * window // stride).median()
-    spread = np.repeat(spread.fillna(bends.median() if len(level) >= 24 * window else 0.0).to_numpy(), stride)
-    ahead = np.zeros(2 * window)
-    return np.concatenate([ahead, spread])[: len(level)] * 1.4826 / np.sqrt(6)
+    known = spread.fillna(bends.median() if len(level) >= 24 * window else 0.0).to_numpy()
+    return np.concatenate([np.zeros(2 * window), np.repeat(known, stride)])[: len(level)] * 1.4826 / np.sqrt(6)
