@@ -37,7 +37,7 @@ def labelled(half: str, folder: Path | None = None) -> Iterator[tuple[str, str, 
             curves |= {(kind, run): part.to_numpy(float) for run, part in table.groupby("run")[column]}
         table = pd.read_parquet(DATA / f"curves_{kind}.parquet")
         curves |= {(kind, run): part.to_numpy(float) for run, part in table.groupby("run").loss}
-    for row in labels[labels.half.isin([half, f"added {half}"]) | (half == "all")].itertuples():
+    for row in labels[(labels.half == half) | (half == "all")].itertuples():
         if (row.curve, row.run) in curves:
             loss = curves[row.curve, row.run]
             yield f"{row.curve} {row.run}", row.label, loss if np.isnan(row.upto) else loss[: int(row.upto)]
@@ -153,7 +153,8 @@ def cuts(loss: np.ndarray) -> Iterator[np.ndarray]:
 
 def quiet(half: str, first_seed: int, folder: Path | None) -> Iterator[tuple[str, np.ndarray]]:
     """(population, loss) of curves in which there is nothing to see."""
-    for name, label, loss in labelled(half, folder):
+    halves = (half,) if half == "all" or half.startswith("added") else (half, f"added {half}")
+    for name, label, loss in itertools.chain.from_iterable(labelled(part, folder) for part in halves):
         if label == "stable":
             yield f"real, {name.split()[0]}", loss
             yield from ((f"real, {name.split()[0]}, cut", part) for part in cuts(loss))
@@ -272,7 +273,7 @@ def scores(found: pd.DataFrame) -> pd.DataFrame:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--half", default="all", choices=["tune", "held", "all"])
+    parser.add_argument("--half", default="all", choices=["tune", "held", "added tune", "added held", "all"])
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="more real curves: first_steps.parquet and whole_run.parquet")
     parser.add_argument("--false-alarms", action="store_true")

@@ -198,7 +198,7 @@ def test_a_planted_hump_is_found_where_it_is(begin, length, height, seed):
 
 def test_labels_by_eye_on_real_curves_are_mostly_met():
     data = Path(__file__).parent.parent / "data"
-    labels = pd.read_csv(data / "stability_labels.csv").query("curve == 'whole'").iloc[::3]
+    labels = pd.read_csv(data / "stability_labels.csv").query("curve == 'whole' and half in ['tune', 'held']").iloc[::3]
     curves = pd.read_parquet(data / "curves_whole.parquet").set_index("run").loss
     shown = [
         (curves[row.run].head(len(curves) if np.isnan(row.upto) else int(row.upto)), row) for row in labels.itertuples()
@@ -331,3 +331,45 @@ def test_the_longest_stretch_of_a_heavy_tail_is_no_rise():
         rng, trend = np.random.default_rng(seed), 0.3 + 2 * np.exp(-np.arange(800) / 240)
         values.append(stability.judge(trend + 0.1 * rng.standard_t(3, 800)).value)
     assert values.count("stable") >= 57
+
+
+def test_a_first_loss_drawn_low_is_neither_a_rise_nor_a_divergence():
+    values, rng = [], np.random.default_rng(0)
+    for seed in range(300):
+        x = (1 - 0.05 * (1 - np.exp(-np.arange(400) / 80))) * np.exp(
+            0.1 * np.random.default_rng(seed).standard_normal(400)
+        )
+        x[0] = np.exp(-0.1 * rng.uniform(2.5, 4.5))
+        values.append(stability.judge(x).value)
+    assert values.count("stable") >= 297
+
+
+def test_small_rises_on_real_curves_are_noise_and_real_ones_are_found():
+    data = Path(__file__).parent.parent / "data"
+    labels = pd.read_csv(data / "stability_labels.csv").query(
+        "half == 'added tune' and not why.str.startswith('no rise')"
+    )
+    curves = {k: pd.read_parquet(data / f"curves_{k}.parquet").set_index("run").loss for k in ("first", "whole")}
+    right = [stability.judge(curves[row.curve][row.run]).value == row.label for row in labels.itertuples()]
+    assert len(right) > 12
+    assert np.mean(right) >= 0.8
+
+
+def test_a_rise_is_told_as_a_share_of_the_descent_and_in_noise():
+    x = healthy(noise=0.02)
+    x[20:40] += 0.6
+    found = stability.judge(x)
+    (event,) = found.evidence["events"]
+    assert event["share"] == pytest.approx(event["rise"] / (x[0] - x.min()))
+    assert 0.15 < event["share"] < 0.4
+    assert f"at step 20, by {100 * event['share']:.2g}% of its descent" in found.summary
+    assert f"is back by step {event['end']}." in found.summary
+    assert "more than it ever fell" in stability.judge(np.where(np.arange(400) // 50 == 4, 5.0, 1.0)).summary
+
+
+def test_only_a_rise_both_plain_and_large_is_told_with_high_confidence_once_it_is_back():
+    rng, t = np.random.default_rng(0), np.arange(N)
+    trend = 0.3 + 2.2 * np.exp(-t / 80) + 0.01 * rng.standard_normal(N)
+    large, small = (stability.judge(trend + height * ((t >= 300) & (t < 340))) for height in (0.5, 0.1))
+    assert (large.value, large.confidence) == ("mid_recovered", "high")
+    assert (small.value, small.confidence) == ("mid_recovered", "medium")

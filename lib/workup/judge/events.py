@@ -16,7 +16,7 @@ FEWEST = 12
 #: An event lifts a running median above the lowest it had been by this many times what chance alone does to
 #: medians of the curve's noise: the highest of k stands 2 sqrt(2 ln k) of their deviations above the lowest, k at
 #: least a few, for the noise of a run's first steps is badly known …
-CLEAR, FEW = 1.55, 3.5
+CLEAR, FEW = 1.5, 5
 #: … by this many deviations of single values, before it and after, as an eye asks that looks at a long slow rise …
 VISIBLE = 2.1
 #: … and by this share of the whole descent; the loss is back when half of what was needed is left.
@@ -71,18 +71,31 @@ def find_events(y: np.ndarray, noise: np.ndarray) -> list[dict[str, Any]]:
 
 def _at_scale(y: np.ndarray, noise: np.ndarray, window: int) -> list[dict[str, Any]]:
     """Rises of the running median over ``window`` above the lowest level before it."""
-    level, steps, short = _level(y, window), np.arange(len(y)), window == WINDOWS[0]
+    level, steps = _level(y, window), np.arange(len(y))
     past = np.concatenate([np.full(window, y[0]), level[:-window]])
-    if short:
+    if window == WINDOWS[0]:
         # In the very first steps a median of three tells what was before, as soon as three high values can follow a
         # low one. Later it would be a heavy tail's longest stretch of luck.
         past = np.where(steps < 4 * window, np.concatenate([np.full(3, y[0]), _level(y, 3)[:-3]]), past)
     low = np.minimum.accumulate(past)
     where = np.maximum.accumulate(np.where(past <= low, steps, 0))
     where = np.maximum(where - window, 0)
-    need, calm = _needed(y, noise, window, low, where)
-    # … but where even the low values stand clear of what it was, a noise that grew hides nothing.
+    chance = CLEAR * 2 * np.sqrt(2 * np.log(1 + np.maximum(steps / window, FEW)))
+    wander = _wander(level, window)[where]
+    # A median over few values is as wild as the noise's tail, one over many is not.
+    white = 1.25 / np.sqrt(window) * (tail_of(y, noise) if window == WINDOWS[0] else 1.0)
+
+    def needed(single: np.ndarray, seen: np.ndarray) -> np.ndarray:
+        spread = np.where(wander > 1.5 * white * single, wander, white * single)
+        return np.maximum.reduce([chance * spread, VISIBLE * seen, SHARE * (y[0] - low)])
+
+    # Noise that grows as training sets in is no rise: what it was at the lowest level, is now, and is about to be, …
+    before, now = noise[where], np.maximum(noise[where], noise)
+    ahead = np.maximum(now, noise[np.minimum(steps + NOISE_WINDOW - 1, len(y) - 1)])
+    need = needed(np.sqrt(now * ahead) if window == WINDOWS[0] else now, ahead)
+    # … but where even the low values stand clear of what it was, it hides nothing.
     if window > 15:
+        calm = needed(before, before)
         need = np.where(pd.Series(y).rolling(window).quantile(0.1).to_numpy() - low > calm, calm, need)
     over = level - low > need
     found, t = [], 0
@@ -110,28 +123,6 @@ def _at_scale(y: np.ndarray, noise: np.ndarray, window: int) -> list[dict[str, A
             }
         )
     return found
-
-
-def _needed(
-    y: np.ndarray, noise: np.ndarray, window: int, low: np.ndarray, where: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """How far a level must stand above the lowest before it, ``low`` at ``where``; the same if no noise grew since."""
-    steps = np.arange(len(y))
-    wander = _wander(_level(y, window), window)[where]
-    chance = 2 * np.sqrt(2 * np.log(1 + np.maximum(steps / window, FEW)))
-    # A median over few values is as wild as the noise's tail, one over many is not.
-    tail = tail_of(y, noise) if window == WINDOWS[0] else 1.0
-
-    def needed(single: np.ndarray, seen: np.ndarray) -> np.ndarray:
-        white = tail * 1.25 * single / np.sqrt(window)
-        spread = np.where(wander > 1.5 * white, wander, white)
-        return np.maximum.reduce([CLEAR * chance * spread, VISIBLE * seen, SHARE * (y[0] - low)])
-
-    # Noise that grows as training sets in is no rise: what it was at the lowest level, is now, and is about to be.
-    before, now = noise[where], np.maximum(noise[where], noise)
-    ahead = np.maximum(now, noise[np.minimum(steps + NOISE_WINDOW - 1, len(y) - 1)])
-    single = np.sqrt(now * ahead) if window == WINDOWS[0] else now
-    return needed(single, ahead), needed(before, before)
 
 
 def _merge(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -188,6 +179,5 @@ def _wander(level: np.ndarray, window: int) -> np.ndarray:
     stride = max(1, window // 5)  # the level hardly moves in between
     bends = pd.Series(np.abs(level[2 * window :] - 2 * level[window:-window] + level[: -2 * window]))[::stride]
     spread = bends.rolling(12 * window // stride, min_periods=6 * window // stride).median()
-    spread = np.repeat(spread.fillna(bends.median() if len(level) >= 24 * window else 0.0).to_numpy(), stride)
-    ahead = np.full(2 * window, spread[0] if len(spread) else 0.0)
-    return np.concatenate([ahead, spread])[: len(level)] * 1.4826 / np.sqrt(6)
+    known = spread.fillna(bends.median() if len(level) >= 24 * window else 0.0).to_numpy()
+    return np.concatenate([np.zeros(2 * window), np.repeat(known, stride)])[: len(level)] * 1.4826 / np.sqrt(6)
