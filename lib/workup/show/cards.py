@@ -18,7 +18,6 @@ NAMES = {
     "lr_schedule": "Learning-rate schedule",
     "lr_at_edge": "Best rate at the edge of instability",
     "unstable_lr": "Unstable from learning rate",
-    "stability": "Stability at twice the rate",
     "instability_cause": "Cause of the instability",
     "clip_norm": "Clipping threshold",
     "clipped_fraction": "Share of steps clipped",
