@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 CONFIDENCE = ("high", "medium", "low")
+#: The answer where whatever is true changes no choice; the summary says why.
+NO_MATTER = "does not matter"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
     study.json                    which workload, which version of it, when
     traces/<trial id>.parquet     one file a trial
+    tables/<name>-<hash>.parquet  what was measured and is no trial, by all that it depends on
     findings/<notebook>.json      what each notebook concluded
     notebooks/*.ipynb             executed copies
     prescription.json, report.html
@@ -12,17 +13,20 @@ last save of the trial under way, and two processes may work on one study.
 
 import contextlib
 import datetime
+import hashlib
 import json
 import os
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from workup.errors import StudyError
-from workup.finding import Finding, Prescription, prescribe
+from workup.finding import Finding, Prescription, plain, prescribe
 from workup.trace import Trace
 
 
@@ -149,6 +153,29 @@ class Study:
         for path in sorted((self.folder / "traces").glob("*.parquet")):
             if (trace := self.load_trace(path.stem)) is not None:
                 yield path.stem, trace
+
+    def table(
+        self,
+        name: str,
+        about: Mapping[str, Any],
+        measure: Callable[[], pd.DataFrame],
+        *,
+        holds: Callable[[pd.DataFrame], bool] = lambda _: True,
+    ) -> pd.DataFrame:
+        """A table from ``tables/`` if it was measured for the same ``about`` and still ``holds``; else measured now."""
+        key = hashlib.sha256(json.dumps(plain(about), sort_keys=True).encode()).hexdigest()[:12]
+        path = self.folder / "tables" / f"{name}-{key}.parquet"
+        if path.exists():
+            try:
+                if holds(kept := pd.read_parquet(path)):
+                    return kept
+            except Exception as error:
+                warnings.warn(f"{path} is damaged ({error}); it is measured again.", stacklevel=2)
+        measured = measure()
+        with contextlib.suppress(OSError):  # a full disk costs measuring again, no more
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, measured.to_parquet())
+        return measured
 
     # -- findings -------------------------------------------------------------------------
 

@@ -170,7 +170,7 @@ def test_waits_on_both_sides_of_the_mark_cannot_tell():
 
 def test_no_size_beyond_saturation_is_chosen():
     speeds = judge.speeds(stretches(kernel(60)))
-    chosen = judge.choose(speeds, SATURATED, UNTOLD, present=64, steps=1000)
+    chosen = judge.choose(speeds, SATURATED, UNTOLD, present=64)
     assert [size for size, _ in chosen] == [512, 256, 128, 64, 32, 16, 8]
     assert chosen[0][1] == "the smallest size at full throughput"
 
@@ -179,22 +179,22 @@ def test_a_small_critical_size_ends_the_growth_before_saturation_does():
     speeds = judge.speeds(stretches(kernel(60)))
     small = dataclasses.replace(TOLD, value=2)
     large = dataclasses.replace(TOLD, value=5000)
-    assert judge.choose(speeds, SATURATED, small, present=64, steps=1000)[0][0] < 64
-    assert judge.choose(speeds, SATURATED, large, present=64, steps=1000)[0][0] == 512
+    assert judge.choose(speeds, SATURATED, small, present=64)[0][0] < 64
+    assert judge.choose(speeds, SATURATED, large, present=64)[0][0] == 512
 
 
 def test_a_rough_critical_size_never_shrinks_the_size_in_use():
     speeds = judge.speeds(stretches(kernel(60)))
     rough = dataclasses.replace(TOLD, value=2, confidence="low")
-    assert judge.choose(speeds, SATURATED, rough, present=64, steps=1000)[0][0] == 64
+    assert judge.choose(speeds, SATURATED, rough, present=64)[0][0] == 64
 
 
 def test_a_size_that_is_no_power_of_two_competes_only_where_it_is_todays():
     speeds = judge.speeds(stretches(kernel(60), sizes=[64, 100, 128]))
-    assert [size for size, _ in judge.choose(speeds, SATURATED, UNTOLD, present=64, steps=10)] == [128, 64]
-    assert [size for size, _ in judge.choose(speeds, SATURATED, UNTOLD, present=100, steps=10)] == [128, 100, 64]
+    assert [size for size, _ in judge.choose(speeds, SATURATED, UNTOLD, present=64)] == [128, 64]
+    assert [size for size, _ in judge.choose(speeds, SATURATED, UNTOLD, present=100)] == [128, 100, 64]
     most = judge.speeds(stretches(kernel(60), sizes=[64, 128, 240]))
-    assert judge.choose(most, SATURATED, UNTOLD, present=240, steps=10)[0][0] == 240
+    assert judge.choose(most, SATURATED, UNTOLD, present=240)[0][0] == 240
 
 
 # -- the recommendation -----------------------------------------------------------------------

@@ -34,7 +34,7 @@ def true_scale(workload):
 
 @pytest.mark.parametrize("batch_size", [4, 64])
 def test_the_noise_scale_is_the_datas_own_at_any_size_it_is_measured_at(linear, batch_size):
-    noise = measure(linear, Trial(lr=0.1, steps=3, batch_size=batch_size), at=[0, 2], draws=60)
+    noise = measure(linear, Trial(lr=0.1, steps=3, batch_size=batch_size), at=[0, 2], draws=(60, 60))
     by_step, drawn = judge.scales(noise)
     assert by_step.index.tolist() == [0, 2]
     for scale, (low, high) in zip(by_step, np.quantile(drawn, [0.025, 0.975], axis=1).T, strict=True):
@@ -44,7 +44,7 @@ def test_the_noise_scale_is_the_datas_own_at_any_size_it_is_measured_at(linear, 
 
 
 def test_with_the_whole_data_in_the_large_batch_its_gradient_is_exact(make_workload, linear):
-    noise = measure(linear, Trial(lr=0.1, steps=1, batch_size=EXAMPLES // 8), at=[0], draws=30, parts=8)
+    noise = measure(linear, Trial(lr=0.1, steps=1, batch_size=EXAMPLES // 8), at=[0], draws=(30, 30), parts=8)
     assert noise["large_norm2"].std() < 1e-5 * noise["large_norm2"].mean()
     assert judge.scales(noise)[0][0] == pytest.approx(true_scale(linear), rel=0.1)
 
@@ -86,7 +86,7 @@ def test_looking_changes_nothing_of_the_training(make_workload):
     trial = Trial(lr=0.1, steps=6, batch_size=16, seed=4)
     bare = train(make_workload(model=model), trial).steps["loss"].tolist()
     seen = []
-    noise = measure(make_workload(model=model, loss=spying(seen)), trial, at=[1, 4], draws=2, parts=3)
+    noise = measure(make_workload(model=model, loss=spying(seen)), trial, at=[1, 4], draws=(2, 2), parts=3)
     trained = [loss for i, loss in enumerate(seen) if i not in (*range(1, 7), *range(10, 16))]
     assert len(noise) == 4
     assert trained == pytest.approx(bare, rel=1e-6)

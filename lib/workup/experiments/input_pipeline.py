@@ -6,19 +6,21 @@ from typing import Any
 
 import pandas as pd
 
-from workup.experiments.session import Session
+from workup.experiments.session import Session, more_rounds
 from workup.finding import Finding
 from workup.judge import pipeline as judge
 from workup.measure import data, loader, stages, steps, syncs
 from workup.progress import progress
 
-#: rounds of the three speeds, and their timed seconds in all; passes over the sweep, and timed seconds of each
-#: measurement in it; the most workers tried; batches the stages are timed over.
+#: rounds of the three speeds, and their timed seconds in all; passes over the sweep, least and most, and timed seconds
+#: of each measurement in it; the most workers tried; batches the stages are timed over.
 BUDGET: dict[str, dict[str, Any]] = {
-    "smoke": {"rounds": 3, "seconds": 1.0, "passes": 1, "each": 0.2, "workers": 1, "batches": 2},
-    "standard": {"rounds": 5, "seconds": 7.5, "passes": 2, "each": 0.7, "workers": 8, "batches": 8},
-    "thorough": {"rounds": 9, "seconds": 45.0, "passes": 5, "each": 3.0, "workers": 32, "batches": 32},
+    "smoke": {"rounds": 3, "seconds": 1.0, "passes": (1, 1), "each": 0.2, "workers": 1, "batches": 2},
+    "standard": {"rounds": 5, "seconds": 7.5, "passes": (2, 4), "each": 0.7, "workers": 8, "batches": 8},
+    "thorough": {"rounds": 9, "seconds": 45.0, "passes": (5, 8), "each": 3.0, "workers": 32, "batches": 32},
 }
+#: Where the rounds do not tell, as many follow, at most so often.
+MORE = 3
 #: Batches that each worker may have ready: torch's default, and one that rides out slow batches.
 PREFETCH = (2, 8)
 #: What a sweep is read by.
@@ -35,9 +37,16 @@ def measured(session: Session) -> dict[str, Any]:
 
 
 def speeds(session: Session) -> pd.DataFrame:
-    """The loader alone, the step alone, both together, interleaved: a row a stretch."""
-    budget = BUDGET[session.budget]
-    return loader.speeds(session.workload, **measured(session), rounds=budget["rounds"], seconds=budget["seconds"])
+    """The loader alone, the step alone, both together, interleaved: a row a stretch; more rounds until they tell."""
+    budget, how = BUDGET[session.budget], measured(session)
+    table = pd.DataFrame()
+    for block in range(1 + MORE):
+        again = how | {"seed": how["seed"] + block, "rounds": budget["rounds"], "seconds": budget["seconds"]}
+        rows = loader.speeds(session.workload, **again)
+        table = pd.concat([table, rows.assign(round=rows["round"] + block * budget["rounds"])], ignore_index=True)
+        if judge.input_bound(table, batch_size=how["batch_size"]).told:
+            break
+    return table
 
 
 def plan(session: Session) -> list[Mapping[str, Any]]:
@@ -63,11 +72,24 @@ def plan(session: Session) -> list[Mapping[str, Any]]:
 
 
 def sweep(session: Session, settings: list[Mapping[str, Any]]) -> pd.DataFrame:
-    """Training with its loader under each setting: a row a setting and pass, ``setting`` its description."""
-    budget = BUDGET[session.budget]
-    how = {**measured(session), "passes": budget["passes"], "seconds": budget["each"]}
-    with progress(len(settings) * budget["passes"], "loader settings", unit="measurements") as bar:
-        table = loader.sweep(session.workload, settings, **how, advance=bar.advance)
+    """Training with its loader under each setting: a row a setting and pass, ``setting`` its description.
+
+    Passes follow, up to the budget's most, while they disagree too much to be believed.
+    """
+    (least, most), each = BUDGET[session.budget]["passes"], BUDGET[session.budget]["each"]
+    how, table = {**measured(session), "seconds": each}, pd.DataFrame()
+    with progress(len(settings) * least, "loader settings", unit="measurements") as bar:
+        while (done := len(table) // len(settings)) < most and (done < least or judge.noisy(table)):
+            passes = least - done if done < least else 1
+            bar.total = len(settings) * (done + passes)
+            rows = loader.sweep(
+                session.workload,
+                settings,
+                **how | {"seed": how["seed"] + len(table)},
+                passes=passes,
+                advance=bar.advance,
+            )
+            table = pd.concat([table, rows.assign(**{"pass": rows["pass"] + done})], ignore_index=True)
     table.insert(0, "setting", [judge.describe(row) for _, row in table.iterrows()])
     return table
 
@@ -92,9 +114,10 @@ def conclude(
     """input_bound, input_causes and loader_settings."""
     size, collate = measured(session)["batch_size"], "collate_fn" in session.workload.loader
     by_stage, fields, waits = inside
-    bound = judge.input_bound(speeds, batch_size=size)
+    bound = judge.input_bound(speeds, batch_size=size, settle=session.command("03"))
+    bound = more_rounds(bound, speeds["round"].nunique() - BUDGET[session.budget]["rounds"])
     return session.conclude(
         bound,
         judge.causes(bound, stages=by_stage, sweep=sweep, fields=fields, syncs=waits),
-        judge.loader_settings(bound, sweep, batch_size=size, collate=collate),
+        judge.loader_settings(bound, sweep, batch_size=size, collate=collate, settle=session.command("03")),
     )

@@ -2,7 +2,9 @@
 
 import ast
 import contextlib
+import dataclasses
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +18,7 @@ from workup.measure import devices, executors
 from workup.progress import progress
 from workup.study import Study, default_folder
 from workup.trace import Trace, Trial
-from workup.workload import Workload, fingerprint, load, trial_fingerprint
+from workup.workload import Workload, fingerprint, load, project_root, trial_fingerprint
 
 STANDARD = ("workload", "study", "device", "seed", "budget")
 
@@ -130,6 +132,14 @@ class Session:
                 "update, so no learning rate is the cause. Look at the data and the loss."
             )
 
+    def command(self, numbers: str, *, more: bool = True) -> str:
+        """A line for the terminal: these notebooks again for this study, with the next larger budget if ``more``."""
+        usual = self.study.folder == (project_root() / default_folder(self.workload.name)).resolve()
+        budget = {"smoke": "standard"}.get(self.budget, "thorough") if more else self.budget
+        options = {"--notebooks": numbers, "--budget": budget, "--study": "" if usual else str(self.study.folder)}
+        parts = [part for pair in options.items() if pair[1] not in ("", "standard") for part in pair]
+        return shlex.join(["workup", "run", self.reference, *parts])
+
     def conclude(self, *findings: Finding) -> tuple[Finding, ...]:
         """Record the findings, and the prescription that the study's findings now add up to."""
         about = {"budget": self.budget, "seed": self.seed, "device": self.device}
@@ -137,6 +147,14 @@ class Session:
         self.study.record(self.notebook, findings, **about, settings=settled, versions=devices.versions())
         self.study.prescribe(self.workload)
         return findings
+
+
+def more_rounds(found: Finding, extra: int) -> Finding:
+    """The finding, saying how many rounds were measured for it beyond its budget's."""
+    if not extra > 0:
+        return found
+    count = f"{extra} more round{'' if extra == 1 else 's'}"
+    return dataclasses.replace(found, summary=f"{found.summary} Measured {count} to tell.")
 
 
 def start(notebook: str, namespace: Mapping[str, Any]) -> Session:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workup.finding import Finding
+from workup.finding import NO_MATTER, Finding
 from workup.judge import pipeline
-from workup.judge.critical_size import costs
+from workup.judge.critical_size import regrets
 
 #: A size is saturated when no larger one is faster by more than this part (playbook: B5; the figure is ours).
 GAIN = 0.1
@@ -73,10 +73,17 @@ def _resampled(stretches: pd.DataFrame) -> tuple[list[int], np.ndarray]:
     return sizes, np.array(drawn)
 
 
-def saturation(stretches: pd.DataFrame) -> Finding:
+def saturation(stretches: pd.DataFrame, *, most: float = math.inf, limited_by: str = "", settle: str = "") -> Finding:
     """``saturation_batch_size``: the smallest size that no larger one outruns by more than 10% (playbook: B4, B5).
 
-    The interval holds 95% of what resampled rounds call; wider than two doublings is "cannot tell".
+    The interval holds 95% of what resampled rounds call. Wider than two doublings is "cannot tell", unless all of it
+    lies where no size can be used: then it does not matter.
+
+    Args:
+        stretches: a row per stretch, from ``measure.throughput.table``.
+        most: the largest size that can train, ``math.inf`` where only time ended the search; larger ones were measured
+            with examples repeated, and only tell where growth stops.
+        limited_by: what sets ``most`` ("the data set", "memory"). settle: what to do where the rounds do not tell.
     """
     sizes, drawn = _resampled(stretches)
     about: dict[str, Any] = {"name": "saturation_batch_size", "rule": "playbook: B4, B5", "unit": "examples"}
@@ -89,36 +96,48 @@ def saturation(stretches: pd.DataFrame) -> Finding:
     middle = np.median(drawn, axis=1)
     gains = {f"{a} to {b}": float(y / x) for a, b, x, y in zip(sizes, sizes[1:], middle, middle[1:], strict=False)}
     about |= {"interval": (low, high), "evidence": {"gains": gains}}
+    if most < math.inf and low > most / 2 and (value == sizes[-1] or high > 4 * low):
+        why = f"It does not matter here: throughput grows up to {low}, and {limited_by} allows no batch above {most}."
+        return Finding(**about | {"unit": "", "interval": None}, value=NO_MATTER, confidence="high", summary=why)
     if high > 4 * low:
         why = f"Noise hides where throughput stops growing, somewhere from {low} to {high}."
-        settle = "More rounds (budget thorough), or a quieter machine."
+        settle = settle or "More rounds, or a quieter machine."
         return Finding(**about, value=None, confidence="low", summary=why, settle=settle)
     if value == sizes[-1]:
         why = f"Throughput still grows at {value}, the largest size measured (× {middle[-1] / middle[-2]:.2f} there)."
-        return Finding(**about, value=None, summary=why, settle="Larger sizes, where memory, data and time allow them.")
+        return Finding(**about, value=None, summary=why, settle=settle or "Larger sizes, where time allows them.")
     where = f"at {value}" if low == high else f"between {low} and {high}"
+    repeated = f" The data set holds {most}; beyond it examples are repeated to see this." if high > most else ""
     flat = "It hardly grows from the first size on: the device is busy at once, or something else limits it (B4)."
     return Finding(
         **about,
         value=value,
         confidence="high" if low == high else "medium",
         caveats=(flat,) if value == sizes[0] else (),
-        summary=f"Throughput stops growing {where}: larger batches gain less than {GAIN:.0%}.",
+        summary=f"Throughput stops growing {where}: larger batches gain less than {GAIN:.0%}.{repeated}",
     )
 
 
-def input_bound(stretches: pd.DataFrame, *, batch_size: int) -> Finding:
-    """``input_bound`` from the loop's own waits for data, in place of loader and step apart (playbook: B4, F1)."""
+def input_bound(stretches: pd.DataFrame, *, batch_size: int, queued: bool = False, settle: str = "") -> Finding:
+    """``input_bound`` from the loop's own waits for data, in place of loader and step apart (playbook: B4, F1).
+
+    Args:
+        queued: whether the device works through a queue, so that it may be busy while the loop waits.
+        settle: what tells where this does not.
+    """
     here = stretches[stretches["batch_size"] == batch_size].dropna(subset="examples_per_second")
     if here.empty:
-        why = f"No stretch at {batch_size} finished."
-        return Finding(name="input_bound", value=None, rule="playbook: B4", summary=why, settle="Run the sweep again.")
+        why, settle = f"No stretch at {batch_size} finished.", settle or "The sweep once more."
+        return Finding(name="input_bound", value=None, rule="playbook: B4", summary=why, settle=settle)
     wait, whole = here["data_seconds"], here["step_seconds"]
     parts = {"loader": wait, "step": whole - wait, "together": whole}
     rows = [pd.DataFrame({"round": here["seed"], "what": what, "step_seconds": part}) for what, part in parts.items()]
-    found = pipeline.input_bound(pd.concat(rows), batch_size=batch_size)
-    caveat = "Measured from the loop alone; 03_input_pipeline measures loader and step apart."
-    return dataclasses.replace(found, confidence="low", caveats=(caveat,))
+    found = pipeline.input_bound(pd.concat(rows), batch_size=batch_size, settle=settle)
+    alone = "Measured from the loop alone; 03_input_pipeline measures loader and step apart."
+    if not (queued and found.value is True):
+        return dataclasses.replace(found, caveats=(alone,))
+    busy = "The device may have been busy with what was queued while the loop waited."
+    return dataclasses.replace(found, confidence="low", caveats=(alone, busy), settle=settle)
 
 
 def max_feasible(
@@ -160,26 +179,34 @@ def max_feasible(
     )
 
 
-def choose(
-    table: pd.DataFrame, saturated: Finding, found: Finding, *, present: int, steps: int
-) -> list[tuple[int, str]]:
+def usable(table: pd.DataFrame, saturated: Finding, *, present: int) -> pd.DataFrame:
+    """The rows of sizes that may be recommended: not beyond saturation (B5), powers of two and the size in use."""
+    roof = saturated.value if isinstance(saturated.value, int) else (saturated.interval or (math.inf,))[0]
+    sizes = table["batch_size"].astype(int)
+    fine = table["examples_per_second"].notna() & (sizes <= roof) & (sizes.map(int.bit_count).eq(1) | sizes.eq(present))
+    return table[fine]
+
+
+def choose(table: pd.DataFrame, saturated: Finding, found: Finding, *, present: int) -> list[tuple[int, str]]:
     """Sizes to recommend with the reason, the best first, then ever smaller ones in case it does not hold.
 
-    None beyond saturation (playbook: B5). Where the critical size ``found`` is told, the smallest
-    whose predicted training time is within 5% of the shortest (B8); else the largest that is left.
+    Where something is known of the critical size ``found``, the smallest whose
+    time to train is within 5% of what can be had: at each size the critical size of the interval counts at which
+    the other sizes beat it by most (B8). Else the largest that is left.
+
+    Args:
+        table: from :func:`speeds`, of the sizes that can be used.
     """
-    roof = saturated.value or (saturated.interval or (math.inf,))[0]
-    ran = table.dropna(subset="examples_per_second")
-    # Powers of two, and the size in use today: it may beat those below it.
-    sizes = [int(n) for n in ran["batch_size"] if n <= roof and (int(n).bit_count() == 1 or n == present)]
-    why = "the smallest size at full throughput" if saturated.told else "throughput still grows up to there"
-    if found.told and sizes:
-        spent = costs(ran[ran["batch_size"].isin(sizes)], found.value, present=present, steps=steps)
-        best = int((spent["seconds"] <= (1 + SLACK) * spent["seconds"].min()).argmax())
+    ran = usable(table, saturated, present=present)
+    sizes = [int(n) for n in ran["batch_size"]]
+    top = bool(sizes) and sizes[-1] == saturated.value
+    why = "the smallest size at full throughput" if top else "throughput still grows up to there"
+    if len(worst := regrets(ran, found)):
+        best = int((worst <= (1 + SLACK) * (1 + worst.min()) - 1).argmax())
         if found.confidence == "low":  # too rough an estimate to shrink the size in use
             best = max(best, sum(size <= present for size in sizes) - 1)
         if best < len(sizes) - 1:
-            why = f"larger ones hardly shorten training, with a critical size of {found.value}"
+            why = "larger ones hardly shorten training"
         sizes = sizes[: best + 1]
     return [(size, why) for size in reversed(sizes)]
 

@@ -1,17 +1,22 @@
 """How many steps a larger batch saves: the critical batch size, predicted and by experiment (playbook: B8 to B10)."""
 
+import dataclasses
 import math
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from workup.finding import Finding
+from workup.finding import NO_MATTER, Finding
 
 #: Measured critical sizes lay within this factor of the predicted ones (tests/benchmarks/noise_scale.py).
 ROUGH = 5
 #: Steps count until so much of the loss's fall is done: what follows creeps along the floor, where noise is all.
 FALL = 0.9
+#: A size that takes at most so much longer than the best one, wherever the critical size lies, is good enough.
+LONGER = 0.3
+#: More draws are taken until a step's noise scale is known within this factor.
+CLEAR = 2
 #: Bootstrap resamples.
 RESAMPLES = 400
 
@@ -42,6 +47,12 @@ def scales(noise: pd.DataFrame) -> tuple[pd.Series, np.ndarray]:
         found[step] = float(scale[0])
         drawn.append(scale[1:])
     return pd.Series(found), np.array(drawn)
+
+
+def clear(noise: pd.DataFrame) -> bool:
+    """Whether the draws of one step tell its noise scale within a factor of ``CLEAR``."""
+    low, high = np.quantile(scales(noise)[1], [0.025, 0.975], method="nearest")
+    return bool(high < CLEAR * low)
 
 
 def critical(noise: pd.DataFrame) -> Finding:
@@ -116,6 +127,57 @@ def _law(steps: pd.Series) -> tuple[float, float]:
     design = np.stack([np.ones_like(sizes), 1 / sizes], axis=1) / taken[:, None]
     (fewest, examples), *_ = np.linalg.lstsq(design, np.ones_like(sizes), rcond=None)
     return float(fewest), math.inf if fewest <= 0 else max(0.0, float(examples / fewest))
+
+
+def regrets(table: pd.DataFrame, found: Finding) -> pd.Series:
+    """How much longer than at the best size training takes, where the critical size is the worst one for it (B8).
+
+    The time to a goal is step_seconds (1 + B_crit / B) but for a factor that all sizes share.
+
+    Args:
+        table: from ``judge.batch_size.speeds``.
+        found: the critical size; all of its interval counts, its value where it has none.
+
+    Returns:
+        A share of the shortest time by batch size; empty where nothing is known of the critical size.
+    """
+    fine = table.dropna(subset="examples_per_second").set_index("batch_size")["step_seconds"]
+    low, high = found.interval or (found.value, found.value)
+    if not len(fine) or low is None:
+        return pd.Series(dtype=float)
+    sizes = fine.index.to_numpy(float)
+    # A curve through all sizes, relative errors counting: one size's luck would be taken for what it can do.
+    basis = np.stack([np.ones_like(sizes), np.sqrt(sizes), sizes], axis=1) / fine.to_numpy()[:, None]
+    step = basis @ np.linalg.lstsq(basis, np.ones_like(sizes))[0] * fine.to_numpy()
+    # Divided by B_crit too, so that one without end is a number.
+    shares = 1 / np.geomspace(max(low, 1e-3), min(max(high, 1e-3), 1e12), 50)
+    seconds = step[:, None] * (shares + 1 / sizes[:, None])
+    return pd.Series((seconds / seconds.min(axis=0)).max(axis=1) - 1, index=fine.index)
+
+
+def judged(found: Finding, worst: pd.Series, size: int, *, settle: str) -> Finding:
+    """The critical size beside what it decides: where a better answer would save little time, it does not matter.
+
+    Args:
+        found: the critical size. worst: from :func:`regrets`. size: the batch size recommended.
+        settle: what would tell better.
+    """
+    longer = float(worst.get(size, math.nan))
+    if found.confidence != "low" and found.told:
+        return found
+    if not longer <= LONGER:
+        return dataclasses.replace(found, settle=settle)
+    low, high = found.interval or (0, math.inf)
+    about = f"about {found.value}, " if found.told else ""
+    where = f"anywhere from {low:.0f} to {high:.0f}" if high < math.inf else f"anywhere above {low:.0f}"
+    why = (
+        f"It does not matter here: wherever it lies ({about}{where}), batches of {size} take "
+        f"at most {longer:.0%} longer to train than the best size would."
+    )
+    evidence = {**found.evidence, "estimate": found.value, "longer_at_most": longer}
+    return dataclasses.replace(
+        found, value=NO_MATTER, unit="", confidence="medium", summary=why, evidence=evidence, settle=""
+    )
 
 
 def costs(table: pd.DataFrame, critical_size: float, *, present: int, steps: int) -> pd.DataFrame:

@@ -7,10 +7,12 @@ import numpy as np
 import pandas as pd
 
 from workup.errors import ParameterError
-from workup.finding import Finding
+from workup.finding import NO_MATTER, Finding
 
 #: A step is input-bound when its loader makes it longer by more than this share.
 BOUND = 0.10
+#: A wait that may lie on either side of that does not matter where it is surely less than this share of a step.
+MATTERS = 0.20
 #: Settings this close to the best, or within the sweep's noise, are as good.
 CLOSE = 0.05
 #: A stage is a cause when it takes at least this share of the step, spread over the workers.
@@ -42,15 +44,17 @@ ADVICE = {
 }
 
 
-def input_bound(speeds: pd.DataFrame, *, batch_size: int) -> Finding:
+def input_bound(speeds: pd.DataFrame, *, batch_size: int, settle: str = "") -> Finding:
     """Whether the step waits for its data, by how much, and what it would reach if it did not.
 
     Args:
         speeds: one row a stretch: what (``loader``, ``step``, ``together``), round, step_seconds.
+        settle: what to do where the rounds do not tell.
 
     Returns:
-        ``input_bound``: True, False, or None where the rounds lie on both sides of ``BOUND``. In the evidence,
-        waiting_share is the share of a step that is due to its loader.
+        ``input_bound``: True or False where the interval of the waiting share lies clear of ``BOUND``; else
+        "does not matter" where less than ``MATTERS`` could be gained; else None. In the evidence, waiting_share is
+        the share of a step that is due to its loader: the median over the rounds, each of them a pair.
 
     Raises:
         ParameterError: one of the three speeds is missing.
@@ -59,25 +63,29 @@ def input_bound(speeds: pd.DataFrame, *, batch_size: int) -> Finding:
     if missing := {"loader", "step", "together"} - set(table):
         raise ParameterError(f"input_bound(speeds=…) has no rows for {', '.join(sorted(missing))}. Measure all three.")
     share = np.sort((1 - table.step / table.together).clip(lower=0).dropna())
-    drop = (len(share) - 1) // 8  # order statistics: at least 93% around the median, from 5 rounds on
+    # Order statistics around the median, 98% as soon as there are so many: more rounds may follow on what they say,
+    # and up to four such looks leave about 95%. Five rounds give all they can, 94%.
+    drop = max(0, int((len(share) - 2.33 * len(share) ** 0.5) / 2))
     low, middle, high = (float(value) for value in (share[drop], np.median(share), share[-1 - drop]))
     loader, step, together = table.median()[["loader", "step", "together"]]
     limit = BOUND / (1 + BOUND)
-    told = low > limit or high < limit
+    value = True if low > limit else False if high < limit else NO_MATTER if high < MATTERS else None
     now, reach = batch_size / together, batch_size / step
-    summary = f"a step takes {ms(together)} with its loader and {ms(step)} on a batch already on the device"
-    if not told:
-        summary = f"Cannot tell whether training waits for data: {summary}, the wait {low:.0%} to {high:.0%} of a step."
-    elif middle > limit:
-        summary = f"Input-bound: {summary}; without the wait {reach:,.0f} examples/s in place of {now:,.0f}."
-    else:
-        summary = f"Not input-bound: {summary}."
+    took = f"a step takes {ms(together)} with its loader and {ms(step)} on a batch already on the device"
+    waits = f"it waits {low:.0%} to {high:.0%} of its time"
+    summary = {
+        True: f"Input-bound: {took}, so {waits}; without the wait {reach:,.0f} examples/s in place of {now:,.0f}.",
+        False: f"Not input-bound: {took}, so {waits}.",
+        NO_MATTER: f"Whether the loader counts as slow does not matter here: all that it costs is at most {high:.0%} "
+        f"of a step ({took}).",
+        None: f"Cannot tell whether training waits for data: {took}, so {waits}.",
+    }[value]
     return Finding(
         name="input_bound",
-        value=middle > limit if told else None,
+        value=value,
         rule="playbook: F1, B4",
         summary=summary,
-        confidence="high" if told and len(share) >= 5 else "medium" if told else "low",
+        confidence="low" if value is None else "high" if len(share) >= 5 else "medium",
         evidence={
             "waiting_share": middle,
             "waiting_share_interval": (low, high),
@@ -89,26 +97,33 @@ def input_bound(speeds: pd.DataFrame, *, batch_size: int) -> Finding:
             "rounds": len(share),
         },
         caveats=("Files that the system still holds in memory are read faster than they will be in a long run.",),
-        settle="" if told else "Measure again on a machine doing nothing else, or with budget='thorough'.",
+        settle="" if value is not None else settle or "The same again on a machine that does nothing else.",
     )
 
 
 def by_setting(sweep: pd.DataFrame) -> pd.DataFrame:
     """Medians over the passes, a row a setting in the order given; failed ones last an infinite time.
 
-    ``noise`` is one number for all: the root mean square of half the relative range between passes
-    (0 where there is one pass).
+    ``noise`` is one number for all: the root mean square of the relative standard errors over the passes (0 where
+    there is one pass).
     """
     keys = [*SETTINGS, "batching"]
     types = {"prefetch_factor": "float64"} | dict.fromkeys(SECONDS, "float64")
     groups = sweep.reindex(columns=[*keys, *SECONDS]).astype(types).groupby(keys, sort=False, dropna=False)
     table, spent = groups[list(SECONDS)].median(), groups["epoch_step_seconds"]
-    spread = (spent.max() - spent.min()) / 2 / spent.median()
+    spread: pd.Series = spent.std() / np.sqrt(spent.count()) / spent.median()
     table["noise"], table["passes"] = float(np.sqrt((spread.dropna() ** 2).mean())), groups.size()
     return table.reset_index().fillna({"epoch_step_seconds": np.inf})
 
 
-def loader_settings(bound: Finding, sweep: pd.DataFrame, *, batch_size: int, collate: bool = False) -> Finding:
+def noisy(sweep: pd.DataFrame) -> bool:
+    """Whether the passes over the settings disagree too much for a choice among them to be believed."""
+    return float(by_setting(sweep)["noise"].iloc[0]) > 4 * CLOSE
+
+
+def loader_settings(
+    bound: Finding, sweep: pd.DataFrame, *, batch_size: int, collate: bool = False, settle: str = ""
+) -> Finding:
     """The loader options to train with: as fast as the best measured, the user's own if so, else the fewest workers.
 
     A step that does not wait, within its epochs or between them, keeps the loader it has.
@@ -116,7 +131,7 @@ def loader_settings(bound: Finding, sweep: pd.DataFrame, *, batch_size: int, col
     Args:
         bound: from :func:`input_bound`.
         sweep: one row a setting and pass, the first the user's own; columns as ``measure.loader.sweep`` gives them.
-        collate: whether the lines to paste keep a collate_fn.
+        collate: whether the lines to paste keep a collate_fn. settle: what would tell better, where this tells little.
 
     Returns:
         ``loader_settings``: a mapping of options; evidence["lines"] is what to paste.
@@ -141,12 +156,14 @@ def loader_settings(bound: Finding, sweep: pd.DataFrame, *, batch_size: int, col
     keep = f"Keep the loader as it is ({describe(own)}): {why}."
     slow = table.loc[table.batching == "examples", "epoch_step_seconds"].min()
     caveats = [f"Read by slices here; a DataLoader that collates example by example takes {ms(slow)} a step."]
+    sure = "low" if own.passes == 1 or noisy(sweep) else "medium" if own.noise > CLOSE else "high"
     return Finding(
         name="loader_settings",
         value=value,
         rule="playbook: F2",
         summary=keep if chosen.name == own.name else _sentence(_instead(chosen, own)),
-        confidence="low" if own.passes == 1 or own.noise > 4 * CLOSE else "medium" if own.noise > CLOSE else "high",
+        confidence=bound.confidence if enough else sure,
+        settle=settle if sure == "low" and not enough else "",
         evidence={
             "lines": lines(value, batch_size=batch_size, slices=chosen.batching == "slices", collate=collate),
             "gain": float(own.epoch_step_seconds / chosen.epoch_step_seconds),

@@ -18,7 +18,14 @@ COLUMNS = ("step", "draw", "small", "large", "population", "loss", "small_norm2"
 
 
 def measure(
-    workload: Workload, trial: Trial, *, at: Sequence[int], draws: int = 6, parts: int = 8, device: str = "cpu"
+    workload: Workload,
+    trial: Trial,
+    *,
+    at: Sequence[int],
+    draws: tuple[int, int] = (6, 6),
+    enough: Callable[[pd.DataFrame], bool] = lambda _: True,
+    parts: int = 8,
+    device: str = "cpu",
 ) -> pd.DataFrame:
     """Squared gradient norms at two batch sizes, at some steps of one training.
 
@@ -28,7 +35,7 @@ def measure(
 
     Args:
         at: steps to measure at, from 0, below ``trial.steps``.
-        draws: repetitions at each, with other shuffles.
+        draws: least and most repetitions at each, with other shuffles. enough: whether the rows of one step will do.
 
     Returns:
         A row per step and draw: step, draw, small, large (batch sizes), population (size of the
@@ -38,13 +45,15 @@ def measure(
     examples = size(workload.train_data) or 0
     parts = min(parts, examples // trial.batch_size) if examples else parts
     rows: list[list[float]] = []
-    seen = 0
+    seen, (least, most) = 0, draws
 
     def look(model: nn.Module, batch: Any) -> Tensor:
         nonlocal seen
         if seen in at:
             with untouched(model, device):
-                for draw in range(draws):
+                for draw in range(most):
+                    if draw >= least and enough(pd.DataFrame(rows[-draw:], columns=list(COLUMNS))):
+                        break
                     source = data.batches(
                         workload, trial.batch_size, seed=trial.seed + 1000 * (draw + 1), device=device
                     )

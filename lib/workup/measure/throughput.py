@@ -1,15 +1,41 @@
 """How fast each batch size trains: stretches of steps, sizes interleaved (playbook: B2, B3)."""
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from torch.utils.data import ConcatDataset, IterableDataset, TensorDataset
 
+from workup.measure import data
 from workup.trace import Trace, Trial
+from workup.workload import Workload, size
 
 #: First steps of a stretch that are left out: allocation, thread pools, kernel selection, loader start.
 WARM_UP = 3
+#: Batches in an epoch of examples that are repeated: with one or two, the epochs' starts would be most of the time.
+EPOCH = 4
+
+
+def repeatable(workload: Workload) -> bool:
+    """Whether its examples can be asked for again and again, by their index."""
+    examples = workload.train_data
+    return bool(size(examples)) and hasattr(examples, "__getitem__") and not isinstance(examples, IterableDataset)
+
+
+def wrapped(workload: Workload, batch_size: int) -> Workload:
+    """A ``repeatable`` workload with its examples repeated until batches of that size are full: to time, not to train.
+
+    Tensors are repeated as tensors, since batches are sliced from them; other data is read again.
+    """
+    examples: Any = workload.train_data
+    times = math.ceil(EPOCH * batch_size / len(examples))
+    if data.sliceable(workload):
+        tensors = [t.repeat(times, *[1] * (t.dim() - 1)) for t in examples.tensors]
+        return dataclasses.replace(workload, train_data=TensorDataset(*tensors))
+    return dataclasses.replace(workload, train_data=ConcatDataset([examples] * times))
 
 
 def stretches(
