@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 
 from workup import Finding, Study, StudyError, Trial
@@ -30,6 +31,32 @@ def test_a_study_keeps_traces_and_findings(tmp_path, workload):
     study.record("06_warmup", [Finding(name="best_lr", value=0.2, rule="D5", summary="…")])
     assert again.findings()["best_lr"].value == 0.2
     assert again.findings()["best_lr"].experiment == "06_warmup"
+
+
+def test_a_table_is_measured_once_for_all_that_it_depends_on(tmp_path):
+    study, calls = opened(tmp_path / "s"), []
+
+    def measure():
+        calls.append(1)
+        return pd.DataFrame({"size": [1, 2], "status": ["fits", ""], "seconds": [0.1, float("nan")]})
+
+    first = study.table("probe", {"seed": 0, "knobs": {"a": None}}, measure)
+    again = Study.read(tmp_path / "s").table("probe", {"knobs": {"a": None}, "seed": 0}, measure)
+    pd.testing.assert_frame_equal(first, again)
+    assert len(calls) == 1
+    study.table("probe", {"seed": 1, "knobs": {"a": None}}, measure)
+    study.table("other", {"seed": 0, "knobs": {"a": None}}, measure)
+    study.table("probe", {"seed": 0, "knobs": {"a": None}}, measure, holds=lambda kept: kept["size"].max() > 2)
+    assert len(calls) == 4
+
+
+def test_a_damaged_table_is_measured_again(tmp_path):
+    study = opened(tmp_path / "s")
+    study.table("probe", {}, lambda: pd.DataFrame({"a": [1]}))
+    next((tmp_path / "s" / "tables").iterdir()).write_bytes(b"half")
+    with pytest.warns(UserWarning, match="measured again"):
+        assert study.table("probe", {}, lambda: pd.DataFrame({"a": [2]}))["a"].tolist() == [2]
+    assert study.table("probe", {}, lambda: pd.DataFrame({"a": [3]}))["a"].tolist() == [2]
 
 
 def test_opening_names_what_is_wrong_with_the_folder(tmp_path):

@@ -21,6 +21,8 @@ SIZES = {
     "digits-mlp": (8, 16, 32, 64, 128, 512),
     "breast-cancer-imbalanced": (2, 4, 8, 16, 64, 256),
     "diabetes-regression": (4, 8, 16, 32, 64, 256),
+    "residual-unnormalised": (8, 16, 32, 64, 128, 512),
+    "pre-norm-mlp": (8, 16, 32, 64, 128, 512),
 }
 
 

@@ -11,11 +11,9 @@ taken several times over, for sizes at which even a small network saturates. Two
 on an idle machine.
 """
 
-import dataclasses
 import sys
 
 import torch
-from torch.utils.data import TensorDataset
 
 from workup import load
 from workup.judge import batch_size as judge
@@ -39,8 +37,7 @@ def measured(workload, known, seed):
 def compare(name):
     workload = load(name)
     if len(workload.train_data) < 20_000:
-        tensors = [t.repeat(8, *[1] * (t.dim() - 1)) for t in workload.train_data.tensors]
-        workload = dataclasses.replace(workload, train_data=TensorDataset(*tensors))
+        workload = throughput.wrapped(workload, SIZES[name][-1])
     pilot = throughput.table(measured(workload, dict.fromkeys(SIZES[name], 0.01), 10**6))
     known = dict(zip(pilot["batch_size"], pilot["step_seconds"], strict=True))
     sweeps, exhaustive = [[] for _ in range(SWEEPS)], []

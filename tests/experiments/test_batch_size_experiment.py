@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,97 @@ def test_steps_to_one_loss_are_taken_at_the_best_rate_of_each_size(session):
     best = reached.groupby("batch_size")["steps"].min()
     assert best[8] <= 30
     assert best[4] > best[16]
+
+
+# -- as far as it takes, and once ---------------------------------------------------------------
+
+
+def sized(step_seconds, sizes, rounds=range(2), share=0.0):
+    """Stretches on a machine whose step takes ``step_seconds(size)``."""
+    rows = [[n, r, 10, step_seconds(n), share * step_seconds(n), n / step_seconds(n)] for n in sizes for r in rounds]
+    names = ["batch_size", "seed", "steps", "step_seconds", "data_seconds", "examples_per_second"]
+    return experiment.pd.DataFrame(rows, columns=names)
+
+
+def fits(*sizes):
+    return experiment.table([experiment.Attempt(batch_size=n, status="fits", peak_bytes=n * 10**4) for n in sizes])
+
+
+ALL = [2**k for k in range(13)]
+
+
+def test_past_the_data_set_sizes_are_timed_while_throughput_grows_and_memory_and_time_allow(session):
+    notebook, whole = session(), fits(64, 4096)
+    quick = sized(lambda n: 1e-3 + 1e-7 * n, ALL)
+    assert experiment._larger(notebook, whole, quick) == {8192: pytest.approx(2 * (1e-3 + 4096e-7))}
+    assert not experiment._larger(notebook, whole, sized(lambda n: 1e-6 * n, ALL))  # it grows no more
+    assert not experiment._larger(notebook, whole, sized(lambda n: 1 + 1e-6 * n, ALL))  # too slow
+    assert not experiment._larger(notebook, fits(64, 2048), quick)  # memory ended the search, not the data
+    assert not experiment._larger(session(memory_limit_gb=0.05), whole, quick)
+    assert not experiment._larger(session(max_batch_size=100), whole, quick)
+
+
+def test_rounds_go_on_for_the_sizes_in_doubt_alone_and_end_with_their_time(session):
+    notebook, whole = session(), fits(64, 4096)
+    least, most, _ = experiment.BUDGET["smoke"]["rounds"]
+    clear = sized(lambda n: 1e-3 + 1e-5 * n, ALL)
+    assert experiment._again(notebook, whole, clear, done=least - 1).keys() == set(ALL)
+    assert not experiment._again(notebook, whole, clear, done=most)
+    waits = clear.assign(data_seconds=clear["step_seconds"] * (0.02 + 0.4 * clear["seed"]))
+    assert experiment._again(notebook, whole, waits, done=most).keys() == {notebook.workload.batch_size}
+    spent = waits.assign(seed=waits["seed"] + most, steps=10**6)
+    assert not experiment._again(notebook, whole, spent, done=most + 2)
+
+
+def test_sizes_past_a_small_data_set_are_measured_and_never_recommended(session, monkeypatch):
+    monkeypatch.setitem(experiment.BUDGET["smoke"], "slowest", 1e3)
+    monkeypatch.setitem(experiment.BUDGET["smoke"], "stretch", 0.1)
+    notebook = session("few")
+    attempts = experiment.probe(notebook)
+    stretches = experiment.sweep(notebook, attempts)
+    assert stretches["batch_size"].max() > 100
+    critical = experiment.critical(experiment.noise(notebook), experiment.to_goal(notebook))
+    recommended, feasible, saturated, *_ = experiment.conclude(notebook, attempts, stretches, critical)
+    assert feasible.value == 64
+    assert recommended.value <= 64
+    assert not saturated.told or saturated.value == "does not matter" or saturated.value > 0
+    assert experiment.costs(notebook, critical, experiment.speeds(stretches, attempts))["batch_size"].max() <= 100
+
+
+def test_a_second_run_into_the_study_measures_nothing_again(session, monkeypatch):
+    def run(notebook):
+        attempts = experiment.probe(notebook)
+        stretches = experiment.sweep(notebook, attempts)
+        critical = experiment.critical(experiment.noise(notebook), experiment.to_goal(notebook))
+        return experiment.conclude(notebook, attempts, stretches, critical)
+
+    fixed = {"max_batch_size": 32, "memory_limit_gb": 8.0}
+    first = run(session(**fixed))
+
+    def refuse(*_, **__):
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(experiment, "Prober", refuse)
+    monkeypatch.setattr(experiment.noise_scale, "measure", refuse)
+    monkeypatch.setattr("workup.measure.executors.train", refuse)
+    assert run(session(**fixed)) == first
+    with pytest.raises(AssertionError, match="measured again"):
+        experiment.probe(session(**fixed | {"max_batch_size": 16}))
+    with pytest.raises(AssertionError, match="measured again"):
+        experiment.noise(dataclasses.replace(session(**fixed), fingerprint="another"))
+
+
+def test_attempts_are_kept_only_while_they_fit_what_is_free_now(session, monkeypatch):
+    notebook, made = session(), []
+
+    def measure():
+        made.append(1)
+        return fits(64)
+
+    def free(n_bytes):
+        monkeypatch.setattr(experiment, "limit", lambda _: experiment.Limit(n_bytes, "free memory"))
+
+    for n_bytes, times in ((10**6, 1), (2 * 10**6, 1), (640_000, 2)):
+        free(n_bytes)
+        experiment._once(notebook, "attempts", measure)
+        assert len(made) == times

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from workup import ParameterError, StudyError, Trial, WorkloadError, start
+from workup.experiments.session import more_rounds
 from workup.finding import Finding
 
 FILE = """
@@ -45,6 +46,24 @@ def begin(given, **changes):
 
 def test_a_study_lands_where_the_relative_path_says(given, tmp_path):
     assert begin(given).study.folder == tmp_path / "runs" / "mine"
+
+
+def test_a_command_is_one_to_type_with_the_next_budget_and_this_study(given, tmp_path):
+    plain = begin({"workload": "mine.py:workload"})
+    assert plain.command("02") == "workup run mine.py:workload --notebooks 02 --budget thorough"
+    assert plain.command("03", more=False) == "workup run mine.py:workload --notebooks 03"
+    smoke = begin(given, study="runs/other").command("02")  # standard is what is run by default
+    assert smoke == f"workup run mine.py:workload --notebooks 02 --study {tmp_path / 'runs' / 'other'}"
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"), [(-3, ""), (0, ""), (1, " Measured 1 more round to tell."), (3, " 3 more rounds")]
+)
+def test_a_finding_says_how_many_more_rounds_it_took(extra, words):
+    found = Finding(name="x", value=1, rule="", summary="One.")
+    assert more_rounds(found, extra).summary.startswith("One.")
+    assert words in more_rounds(found, extra).summary
+    assert extra > 0 or more_rounds(found, extra) == found
 
 
 def test_from_inside_the_notebooks_folder_paths_mean_the_same(given, tmp_path, monkeypatch):

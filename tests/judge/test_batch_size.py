@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from workup.finding import Finding
+from workup.finding import NO_MATTER, Finding
 from workup.judge import batch_size as judge
 
 SIZES = [2**k for k in range(3, 13)]
@@ -71,6 +71,34 @@ def test_a_throughput_that_still_grows_is_not_called_saturated():
     assert found.value is None
     assert "still grows at 4096" in found.summary
     assert "× 2.00" in found.summary
+    assert found.settle
+    assert judge.saturation(stretches(kernel(1e6)), settle="workup run x").settle == "workup run x"
+
+
+@pytest.mark.parametrize(("by", "most"), [("memory", 4096), ("the data set", 5000), ("the data set", 1437)])
+def test_growth_up_to_all_that_can_be_used_does_not_matter(by, most):
+    found = judge.saturation(stretches(kernel(1e6)), most=most, limited_by=by)
+    assert (found.value, found.confidence, found.interval) == (NO_MATTER, "high", None)
+    assert f"{by} allows no batch above {most}" in found.summary
+    speeds = judge.speeds(stretches(kernel(1e6), sizes=[size for size in SIZES if size <= most]))
+    assert judge.choose(speeds, found, UNTOLD, present=64)[0][0] == max(s for s in SIZES if s <= most)
+
+
+def test_growth_that_memory_does_not_end_within_doubt_of_its_last_sizes_cannot_tell():
+    """The last size may or may not be the one where it stops, and another that can be used is in question."""
+    rates = {8: 100, 16: 200, 32: 300, 64: 333}
+    found = judge.saturation(stretches(rates.get, sizes=list(rates), noise=0.05), most=64, limited_by="memory")
+    assert found.interval == (32, 64)
+    assert found.value in (None, 32)
+
+
+def test_sizes_past_the_data_show_where_growth_stops_and_are_said_to_be_repeated():
+    found = judge.saturation(stretches(kernel(60)), most=300, limited_by="the data set")
+    assert found.value == 512
+    assert "The data set holds 300; beyond it examples are repeated" in found.summary
+    inside = judge.saturation(stretches(kernel(20)), most=300, limited_by="the data set")
+    assert inside.value == 256
+    assert "repeated" not in inside.summary
 
 
 def test_noise_that_hides_the_saturation_is_said_and_rounds_settle_it():
@@ -165,6 +193,23 @@ def test_waits_on_both_sides_of_the_mark_cannot_tell():
     assert not judge.input_bound(table, batch_size=7).told
 
 
+def test_a_wait_that_hardly_costs_anything_does_not_matter_on_which_side_of_the_mark_it_lies():
+    table = stretches(kernel(10), share=0.085)
+    table.loc[table["seed"] == 0, "data_seconds"] *= 1.5
+    found = judge.input_bound(table, batch_size=64)
+    assert found.value == NO_MATTER
+    assert "at most 13% of a step" in found.summary
+
+
+def test_a_device_that_works_through_a_queue_may_be_busy_while_its_loop_waits():
+    table = stretches(kernel(10), share=0.4)
+    found = judge.input_bound(table, batch_size=64, queued=True, settle="workup run x --notebooks 03")
+    assert (found.value, found.confidence, found.settle) == (True, "low", "workup run x --notebooks 03")
+    assert judge.input_bound(table, batch_size=64).confidence == "high"
+    idle = judge.input_bound(stretches(kernel(10), share=0.01), batch_size=64, queued=True)
+    assert (idle.value, idle.confidence) == (False, "high")
+
+
 # -- the choice --------------------------------------------------------------------------------
 
 
@@ -187,6 +232,16 @@ def test_a_rough_critical_size_never_shrinks_the_size_in_use():
     speeds = judge.speeds(stretches(kernel(60)))
     rough = dataclasses.replace(TOLD, value=2, confidence="low")
     assert judge.choose(speeds, SATURATED, rough, present=64)[0][0] == 64
+
+
+def test_an_interval_of_the_critical_size_gives_the_size_that_loses_least_wherever_it_lies():
+    speeds = judge.speeds(stretches(kernel(60)))
+    wide = dataclasses.replace(TOLD, interval=(20, 500))
+    ends = [judge.choose(speeds, SATURATED, dataclasses.replace(TOLD, value=n), present=8)[0][0] for n in (20, 500)]
+    chosen = judge.choose(speeds, SATURATED, wide, present=8)[0][0]
+    assert ends[0] < chosen < ends[1]
+    endless = dataclasses.replace(UNTOLD, interval=(1e5, math.inf))
+    assert judge.choose(speeds, SATURATED, endless, present=8)[0][0] == 512
 
 
 def test_a_size_that_is_no_power_of_two_competes_only_where_it_is_todays():

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -6,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workup.finding import NO_MATTER
 from workup.judge import critical_size as judge
 
 SIZES = [2**k for k in range(3, 13)]
@@ -76,6 +78,74 @@ def test_a_gradient_lost_in_its_noise_cannot_tell():
     assert found.value is None
     assert "lost in its noise" in found.summary
     assert not judge.critical(noise_rows(100.0, -10.0)).told
+
+
+# -- what it decides --------------------------------------------------------------------------
+
+LAW = pd.DataFrame({"batch_size": SIZES, "examples_per_second": 1.0, "step_seconds": [0.01 * (60 + n) for n in SIZES]})
+FOUND = judge.critical(noise_rows(100.0, 1.0))
+
+
+def around(low, high, **more):
+    return dataclasses.replace(FOUND, interval=(low, high), **more)
+
+
+def test_the_regret_is_that_of_each_time_against_the_best_at_the_worst_critical_size():
+    worst = judge.regrets(LAW, around(20, 500))
+    step = LAW.set_index("batch_size")["step_seconds"]
+    times = {b: step * (1 + b / step.index) for b in np.geomspace(20, 500, 50)}
+    slow = pd.concat([time / time.min() - 1 for time in times.values()], axis=1).max(axis=1)
+    assert worst.to_dict() == pytest.approx(slow.to_dict(), abs=1e-6)
+
+
+def test_where_the_size_is_known_the_best_has_no_regret_and_without_end_throughput_decides():
+    assert judge.regrets(LAW, around(100, 100)).min() == pytest.approx(0, abs=1e-9)
+    endless = judge.regrets(LAW, around(1e9, math.inf))
+    assert endless.idxmin() == 4096
+    assert endless[64] == pytest.approx((124 / 64) / (4156 / 4096) - 1, rel=1e-3)
+    assert judge.regrets(LAW, dataclasses.replace(FOUND, value=None, interval=None, settle="x")).empty
+    assert judge.regrets(LAW.iloc[:0], around(1, 2)).empty
+
+
+@settings(max_examples=30, deadline=None)
+@given(unit=st.sampled_from([1e-6, 0.25, 1e4]), low=st.floats(0.1, 1e3), wider=st.floats(1, 100))
+def test_the_regret_does_not_depend_on_the_unit_of_time_and_grows_with_the_interval(unit, low, wider):
+    here = judge.regrets(LAW, around(low, 2 * low))
+    scaled = judge.regrets(LAW.assign(step_seconds=LAW["step_seconds"] * unit), around(low, 2 * low))
+    assert scaled.to_dict() == pytest.approx(here.to_dict(), abs=1e-6)
+    assert (judge.regrets(LAW, around(low / wider, 2 * low)) >= here - 1e-3).all()
+
+
+def test_one_sizes_luck_is_not_taken_for_what_it_can_do():
+    lucky = LAW.assign(step_seconds=LAW["step_seconds"] * np.where(LAW["batch_size"] == 128, 0.8, 1))
+    smooth, bare = judge.regrets(lucky, around(100, 100))[64], judge.regrets(LAW, around(100, 100))[64]
+    assert smooth - bare < 0.1
+
+
+def test_a_size_that_is_good_wherever_the_critical_one_lies_makes_it_not_matter():
+    worst = pd.Series({64: 0.5, 128: 0.18})
+    found = judge.judged(around(20, 500), worst, 128, settle="workup run x")
+    assert (found.value, found.confidence, found.unit, found.interval) == (NO_MATTER, "medium", "", (20, 500))
+    assert found.evidence["estimate"] == FOUND.value
+    assert found.evidence["longer_at_most"] == 0.18
+    assert "batches of 128 take at most 18% longer" in found.summary
+    endless = judge.judged(around(20, math.inf), worst, 128, settle="x")
+    assert "anywhere above 20" in endless.summary
+
+
+def test_one_that_matters_stays_and_names_what_would_settle_it():
+    kept = judge.judged(around(20, 500), pd.Series({64: 0.5}), 64, settle="workup run x")
+    assert (kept.value, kept.confidence, kept.settle) == (FOUND.value, "low", "workup run x")
+    assert judge.judged(around(20, 500), pd.Series(dtype=float), None, settle="y").settle == "y"
+    measured = dataclasses.replace(FOUND, confidence="medium")
+    assert judge.judged(measured, pd.Series({64: 0.1}), 64, settle="x") == measured
+    few = judge.critical(noise_rows(100.0, 1.0).iloc[:0])
+    assert judge.judged(few, pd.Series(dtype=float), 64, settle="x").settle == "A smaller batch size or more data."
+
+
+def test_draws_that_disagree_are_not_clear():
+    assert judge.clear(noise_rows(100.0, 1.0, steps=[0], spread=0.05, draws=6))
+    assert not judge.clear(noise_rows(1000.0, 0.01, steps=[0], spread=2.0, draws=6))
 
 
 # -- by experiment ----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workup.errors import ParameterError
+from workup.finding import NO_MATTER
 from workup.judge import pipeline
 
 
@@ -79,6 +80,46 @@ def test_one_odd_round_of_nine_changes_nothing():
     found = pipeline.input_bound(three([0.02] * 9, [0.0202] * 8 + [0.5]), batch_size=64)
     assert found.value is False
     assert not pipeline.input_bound(three([0.02] * 5, [0.0202] * 4 + [0.5]), batch_size=64).told
+
+
+def test_a_wait_near_the_mark_that_could_gain_little_does_not_matter():
+    found = pipeline.input_bound(three([0.02] * 5, [0.0212, 0.0222, 0.0216, 0.0225, 0.0213]), batch_size=64)
+    assert found.value == NO_MATTER
+    assert found.told
+    assert "at most 11% of a step" in found.summary
+    assert named(found, stage_rows(read=1.0), [setting(0.04)]).value == "none"
+
+
+@pytest.mark.parametrize("rounds", [5, 9, 20])
+def test_the_interval_holds_the_true_share_however_many_rounds_there_are(rounds):
+    rng, held, widths = np.random.default_rng(rounds), 0, []
+    for _ in range(200):
+        together = 0.02 / (1 - 0.12) * np.exp(rng.normal(0, 0.03, rounds))
+        low, high = pipeline.input_bound(three([0.02] * rounds, together), batch_size=64).evidence[
+            "waiting_share_interval"
+        ]
+        held += low <= 0.12 <= high
+        widths.append(high - low)
+    assert held >= 0.9 * 200
+    assert rounds < 20 or np.mean(widths) < 0.06
+
+
+def test_what_would_tell_is_named_as_it_was_given():
+    unclear = three([0.02] * 3, [0.02, 0.03, 0.06])
+    assert pipeline.input_bound(unclear, batch_size=64, settle="workup run x").settle == "workup run x"
+    rows = [setting(0.10), setting(0.06, 1, 2)]
+    assert pipeline.loader_settings(BOUND, pd.DataFrame(rows), batch_size=64, settle="workup run x").settle
+    assert not pipeline.loader_settings(FREE, pd.DataFrame(rows), batch_size=64, settle="workup run x").settle
+
+
+def test_passes_that_disagree_are_noisy_and_more_of_them_are_less_so():
+    def passes(*seconds):
+        return pd.DataFrame([setting(s) for s in seconds])
+
+    assert pipeline.noisy(passes(0.1, 0.2))
+    assert not pipeline.noisy(passes(0.1, 0.11))
+    assert pipeline.by_setting(passes(0.1, 0.12)).noise[0] == pytest.approx(0.01 / 0.11)
+    assert pipeline.by_setting(passes(0.1, 0.12, 0.1, 0.12)).noise[0] < 0.01 / 0.11
 
 
 def test_a_missing_speed_is_named():

@@ -65,6 +65,10 @@ def plain():
     return make(squared)
 
 
+def few():
+    return make(squared, examples=100)
+
+
 def hungry():
     return make(one_mib_an_example)
 

@@ -105,3 +105,11 @@ def test_data_of_a_single_batch_gives_no_rows(make_workload):
     noise = measure(make_workload(batch_size=150), Trial(lr=0.1, steps=1, batch_size=150), at=[0])
     assert len(noise) == 0
     assert not judge.critical(noise).told
+
+
+def test_draws_go_on_where_they_are_not_yet_enough_up_to_the_most(linear):
+    trial = Trial(lr=0.1, steps=3, batch_size=16)
+    noise = measure(linear, trial, at=[0, 2], draws=(3, 7), enough=lambda rows: rows["step"].max() == 2)
+    assert noise.groupby("step").size().to_dict() == {0: 7, 2: 3}
+    fixed = measure(linear, trial, at=[0, 2], draws=(7, 7))
+    assert noise[noise["step"] == 0].equals(fixed[fixed["step"] == 0])

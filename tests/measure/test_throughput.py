@@ -1,11 +1,15 @@
 import math
+from collections import Counter
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
 
 from workup import Trace, Trial
-from workup.measure import throughput
+from workup.measure import data, throughput
+from workup.measure.train import train
 
 
 def trace(size, seconds, data_seconds=0.0, *, seed=0, status="finished"):
@@ -52,3 +56,39 @@ def test_a_stretch_that_did_not_finish_has_no_throughput():
 
 def test_no_trace_is_an_empty_table():
     assert len(throughput.table([])) == 0
+
+
+# -- past the data set ------------------------------------------------------------------------
+
+
+class Squares(Dataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return torch.full((8,), float(range(10)[index])), index % 3
+
+
+@pytest.mark.parametrize("collated", [False, True])
+def test_examples_are_repeated_until_a_batch_is_full_and_each_comes_as_often(make_workload, collated):
+    own = make_workload(train_data=Squares(), batch_size=4) if collated else make_workload()
+    count, wanted = len(own.train_data), 2 * len(own.train_data)
+    wider = throughput.wrapped(own, wanted)
+    assert len(wider.train_data) >= throughput.EPOCH * wanted
+    batches = data.batches(wider, wanted, seed=0, device="cpu")
+    seen = [tuple(x.tolist()) for _ in range(throughput.EPOCH) for x in next(batches)[0]]
+    assert set(Counter(seen).values()) == {len(seen) // count}
+    assert len(own.train_data) == count
+    assert train(wider, Trial(lr=0.1, steps=3, batch_size=wanted)).status == "finished"
+
+
+def test_only_examples_with_an_index_can_be_repeated(make_workload):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield from ()
+
+        def __len__(self):
+            return 10
+
+    assert throughput.repeatable(make_workload())
+    assert not throughput.repeatable(make_workload(train_data=Stream(), batch_size=4))

@@ -341,6 +341,7 @@ def conclude(
     how = {"queued": session.device != "cpu", "settle": session.command("03", more=False)}
     bound = judge.input_bound(stretches, batch_size=recommended.value or present, **how)
     rounds, planned = stretches.groupby("batch_size").size(), BUDGET[session.budget]["rounds"][1]
-    saturated = more_rounds(saturated, rounds.max() - planned)
+    doubted = (saturated.interval or (saturated.value,))[0]
+    saturated = more_rounds(saturated, rounds.get(doubted, 0) - planned)
     bound = more_rounds(bound, rounds.get(recommended.value or present, 0) - planned)
     return session.conclude(recommended, _feasible(session, attempts), saturated, critical, bound)

@@ -163,7 +163,7 @@ def judged(found: Finding, worst: pd.Series, size: int, *, settle: str) -> Findi
         settle: what would tell better.
     """
     longer = float(worst.get(size, math.nan))
-    if found.confidence != "low" and found.told:
+    if found.interval is None or (found.told and found.confidence != "low"):
         return found
     if not longer <= LONGER:
         return dataclasses.replace(found, settle=settle)
