@@ -179,14 +179,18 @@ def test_a_second_run_into_the_study_measures_nothing_again(session, monkeypatch
 def test_attempts_are_kept_only_while_they_fit_what_is_free_now(session, monkeypatch):
     notebook, made = session(), []
 
-    def measure():
+    @experiment.once
+    def attempted(_):
         made.append(1)
         return fits(64)
 
-    def free(n_bytes):
-        monkeypatch.setattr(experiment, "limit", lambda _: experiment.Limit(n_bytes, "free memory"))
-
     for n_bytes, times in ((10**6, 1), (2 * 10**6, 1), (640_000, 2)):
-        free(n_bytes)
-        experiment._once(notebook, "attempts", measure)
+        monkeypatch.setattr(experiment, "limit", lambda _, n=n_bytes: experiment.Limit(n, "free memory"))
+        attempted(notebook)
         assert len(made) == times
+
+
+def test_a_size_that_failed_past_the_data_is_not_tried_for_ever(session):
+    quick = sized(lambda n: 1e-3 + 1e-7 * n, ALL)
+    failed = sized(lambda n: 1.0, [8192]).assign(examples_per_second=float("nan"), step_seconds=float("nan"))
+    assert not experiment._larger(session(), fits(64, 4096), experiment.pd.concat([quick, failed]))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 
-from workup.finding import Finding
+from workup.finding import NO_MATTER, Finding
 from workup.show import plots, style
 from workup.trace import Trace, Trial
 
@@ -310,6 +310,18 @@ def test_time_to_target_is_relative_to_the_smallest_size_and_names_both_ends():
     ends = {"1,000 steps →\n400 steps", "10 s of time →\n12 s of time"}
     assert {*ends, "perfect scaling", "critical batch size"} <= set(texts(ax))
     assert ax.get_ylabel() == "steps and time, relative to batch size 16"
+
+
+def test_a_critical_size_without_an_end_is_shaded_to_the_edge():
+    table = pd.DataFrame({"batch_size": [16, 32, 64], "steps": [1000, 500, 400], "seconds": [10.0, 6.0, 12.0]})
+    ends = []
+    for interval in ((20.0, np.inf), (20.0, 64.0)):
+        finding = Finding(name="critical_batch_size", value=NO_MATTER, interval=interval, rule="B8", summary="Any.")
+        ax = plots.time_to_target(table, critical=finding)
+        ax.figure.canvas.draw()
+        ends.append(ax.get_xlim())
+        assert "critical batch size" in texts(ax)
+    assert ends[0] == pytest.approx(ends[1])
 
 
 def test_each_name_has_a_row_in_the_tables_order_with_its_median():

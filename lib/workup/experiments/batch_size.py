@@ -1,6 +1,7 @@
 """Which batch size (playbook: B1 to B12): probe memory, sweep throughput, try the recommended size again."""
 
 import dataclasses
+import functools
 import math
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,48 +52,51 @@ def limit(session: Session) -> Limit:
     return memory_limit(session.device, asked_bytes=gigabytes and gigabytes * 1e9)
 
 
+def once(measure: Callable[..., pd.DataFrame]) -> Callable[..., pd.DataFrame]:
+    """``measure(session, …)``, whose table a study keeps as long as all that it depends on is as it was.
+
+    Free memory is another every time: what fitted easily still does, what did not fit is tried again.
+    """
+
+    @functools.wraps(measure)
+    def kept(session: Session, *given: Any) -> pd.DataFrame:
+        workload, held, asked = session.workload, limit(session), session.knobs.get("memory_limit_gb")
+        about = {
+            "workload": (session.fingerprint, workload.lr, workload.batch_size, workload.max_train_steps),
+            "settings": (session.seed, roof(session), asked, session.settle("exact", fallback=False), given),
+            "budget": (BUDGET[session.budget], NOISE[session.budget]),
+            "machine": (platform.node(), devices.name(session.device), devices.versions()),
+        }
+
+        def holds(table: pd.DataFrame) -> bool:
+            table = table.reindex(columns=["peak_bytes", "status"])
+            free = table["peak_bytes"].max() > (1 - MARGIN) * held.bytes or table["status"].eq("out_of_memory").any()
+            return asked is not None or not free
+
+        name = f"{session.notebook}-{measure.__name__}"
+        return session.study.table(name, about, lambda: measure(session, *given), holds=holds)
+
+    return kept
+
+
+@once
 def probe(session: Session) -> pd.DataFrame:
     """Attempts in a child process until the largest size that trains is known (playbook: B2): a row each."""
     most, held = roof(session)[0], limit(session)
     slowest = BUDGET[session.budget]["slowest"]
-    within, tries = (0.0, 20) if session.settle("exact", fallback=False) else (0.05, 6)
+    tried: list[Attempt] = []
     first = min(session.workload.batch_size, most)
+    within, tries = (0.0, 20) if session.settle("exact", fallback=False) else (0.05, 6)
     reach: dict[str, Any] = {"first": first, "most": most, "within": within, "tries": tries}
-
-    def measured() -> pd.DataFrame:
-        tried: list[Attempt] = []
-        with (
-            progress(tries, "memory probe", unit="attempts") as bar,
-            Prober(session.reference, device=session.device, limit=held, patience=120 + 60 * slowest) as prober,
-        ):
-            for one in search(prober.attempt, limit_bytes=held.bytes, slowest_seconds=slowest, **reach):
-                tried.append(one)
-                bar.advance(note=f"{one.batch_size}: {one.status}")
-            bar.total = len(tried)
-        return table(tried)
-
-    return _once(session, "attempts", measured)
-
-
-def _once(session: Session, name: str, measure: Callable[[], pd.DataFrame], **more: Any) -> pd.DataFrame:
-    """What ``measure`` gave before in this study, if all that it depends on is as it was; attempts while they fit."""
-    workload, device = session.workload, session.device
-    about = {"lr": workload.lr, "batch_size": workload.batch_size, "seed": session.seed, "knobs": session.knobs, **more}
-    about |= {
-        "workload": session.fingerprint,
-        "budget": (BUDGET[session.budget], NOISE[session.budget]),
-        "machine": platform.node(),
-    }
-    about |= {"device": devices.name(device), "versions": devices.versions()}
-    held = limit(session)
-
-    def holds(kept: pd.DataFrame) -> bool:
-        """Free memory is another every time: what fits easily still does, what did not is tried again."""
-        given = session.knobs.get("memory_limit_gb") is not None
-        fits = "peak_bytes" not in kept or kept["peak_bytes"].max() <= (1 - MARGIN) * held.bytes
-        return given or (fits and ("status" not in kept or not (kept["status"] == "out_of_memory").any()))
-
-    return session.study.table(f"{session.notebook}-{name}", about, measure, holds=holds)
+    with (
+        progress(tries, "memory probe", unit="attempts") as bar,
+        Prober(session.reference, device=session.device, limit=held, patience=120 + 60 * slowest) as prober,
+    ):
+        for one in search(prober.attempt, limit_bytes=held.bytes, slowest_seconds=slowest, **reach):
+            tried.append(one)
+            bar.advance(note=f"{one.batch_size}: {one.status}")
+        bar.total = len(tried)
+    return table(tried)
 
 
 def table(attempts: Iterable[Attempt]) -> pd.DataFrame:
@@ -157,12 +161,13 @@ def _larger(session: Session, attempts: pd.DataFrame, rows: pd.DataFrame) -> dic
         return {}
     last = int(seen.index[-1])
     larger, rates = 2 ** last.bit_length(), seen["examples_per_second"]
+    new = larger not in set(rows["batch_size"])  # it may have been tried, and failed
     smaller = rates[rates.index <= last / 2]
     grows = smaller.empty or rates[last] > (1 + judge.GAIN / 2) * smaller.iloc[-1]
     slope = np.ptp(peaks) / np.ptp(peaks.index) if len(peaks) > 1 else peaks[most] / most
     fits = peaks.max() + 2 * slope * (larger - most) < (1 - MARGIN) * limit(session).bytes
     step = float(seen["step_seconds"].iloc[-1]) * larger / last
-    wanted = grows and fits and step < 2 * BUDGET[session.budget]["stretch"] and larger <= CAP
+    wanted = new and grows and fits and step < BUDGET[session.budget]["stretch"] and larger <= CAP
     return {larger: step} if wanted else {}
 
 
@@ -212,20 +217,16 @@ def speeds(stretches: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([judge.speeds(stretches), bad], ignore_index=True).sort_values("batch_size", ignore_index=True)
 
 
-def verify(session: Session, batch_size: int) -> dict[str, Any]:
-    """The size tried again in a fresh process, with evaluation; then the evaluation size on its own (F3)."""
+@once
+def verify(session: Session, batch_size: int) -> pd.DataFrame:
+    """The size tried again in a fresh process, with evaluation; then the evaluation size on its own (F3): one row."""
     data = size(session.workload.eval_data) if session.workload.eval_data is not None else 0
-
-    def measured() -> pd.DataFrame:
-        with Prober(session.reference, device=session.device, limit=limit(session)) as prober:
-            held = dataclasses.asdict(prober.attempt(batch_size, steps=VERIFY_STEPS))
-            wanted = min(4 * batch_size, CAP if data is None else data)
-            while held["status"] == "fits" and wanted > batch_size and not prober.attempt(wanted, training=False).fits:
-                wanted //= 2
-        largest = max(wanted, min(batch_size, wanted or batch_size)) or None
-        return pd.DataFrame([held | {"evaluation_batch_size": largest}])
-
-    return plain(dict(_once(session, "verified", measured, size=batch_size).iloc[0]))  # numpy's numbers no more
+    with Prober(session.reference, device=session.device, limit=limit(session)) as prober:
+        held = dataclasses.asdict(prober.attempt(batch_size, steps=VERIFY_STEPS))
+        wanted = min(4 * batch_size, CAP if data is None else data)
+        while held["status"] == "fits" and wanted > batch_size and not prober.attempt(wanted, training=False).fits:
+            wanted //= 2
+    return pd.DataFrame([held | {"evaluation_batch_size": max(wanted, min(batch_size, wanted or batch_size)) or None}])
 
 
 def batch_norms(session: Session) -> list[str]:
@@ -234,6 +235,7 @@ def batch_norms(session: Session) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
 
 
+@once
 def noise(session: Session) -> pd.DataFrame:
     """Gradient norms at two sizes along a short training at today's settings (playbook: B8).
 
@@ -244,14 +246,10 @@ def noise(session: Session) -> pd.DataFrame:
     at = sorted({round(k * (steps - 1) / (points - 1)) for k in range(points)})
     trial = Trial(lr=session.workload.lr, steps=steps, batch_size=session.workload.batch_size, seed=session.seed)
     how: dict[str, Any] = {"at": at, "draws": tuple(draws), "enough": critical_size.clear, "device": session.device}
-
-    def measured() -> pd.DataFrame:
-        with progress(1, "gradient noise", unit="trainings") as bar:
-            rows = noise_scale.measure(session.workload, trial, **how)
-            bar.advance()
-        return rows
-
-    return _once(session, "noise", measured)
+    with progress(1, "gradient noise", unit="trainings") as bar:
+        rows = noise_scale.measure(session.workload, trial, **how)
+        bar.advance()
+    return rows
 
 
 def to_goal(session: Session, sizes: Sequence[int] | None = None) -> pd.DataFrame:
@@ -332,7 +330,7 @@ def conclude(
     recommended = Finding(**about, value=None, summary=why, settle=settle)
     how: dict[str, Any] = {"limit_bytes": held.bytes, "present": present, "norms": batch_norms(session)}
     for choice, why in judge.choose(speeds, saturated, critical, present=present):
-        verified = verify(session, choice)
+        verified = plain(dict(verify(session, choice).iloc[0]))  # numpy's numbers no more
         if verified["status"] == "fits" and verified["peak_bytes"] <= (1 - MARGIN) * held.bytes:
             recommended = judge.recommend(choice, why=why, table=speeds, verified=verified, **how)
             break

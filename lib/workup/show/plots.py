@@ -320,7 +320,8 @@ def _shade(ax: Axes, finding: Finding | None, name: str) -> None:
     value = _value(finding)
     pair = finding.interval if finding and finding.interval else (value, value)
     if pair[0] is not None and pair[1] is not None:
-        style.band(ax, pair[0], pair[1], style.ORANGE, name)
+        end = pair[1] if np.isfinite(pair[1]) else ax.get_xlim()[1]
+        style.band(ax, pair[0], end, style.ORANGE, name)
 
 
 def _finished(trials: pd.DataFrame) -> pd.Series:
