@@ -110,6 +110,16 @@ def test_noise_that_hides_the_saturation_is_said_and_rounds_settle_it():
     assert quiet.interval[0] <= 512 <= quiet.interval[1] <= 2 * quiet.interval[0]
 
 
+def test_noise_about_sizes_above_the_recommended_one_does_not_matter():
+    noisy = dataclasses.replace(SATURATED, value=None, interval=(64, 512), summary="Noise.", settle="x")
+    found = judge.unless_above(noisy, 16)
+    assert (found.value, found.settle) == (NO_MATTER, "")
+    assert "from 64 on, 16 is recommended" in found.summary
+    assert judge.unless_above(noisy, 64) == noisy  # it may be saturation that keeps a larger one away
+    assert judge.unless_above(noisy, None) == noisy
+    assert judge.unless_above(SATURATED, 16) == SATURATED
+
+
 def test_the_truth_lies_in_the_interval_in_nine_of_ten_noisy_measurements():
     held = 0
     for seed in range(40):

@@ -136,6 +136,7 @@ def test_a_size_that_is_good_wherever_the_critical_one_lies_makes_it_not_matter(
 def test_one_that_matters_stays_and_names_what_would_settle_it():
     kept = judge.judged(around(20, 500), pd.Series({64: 0.5}), 64, settle="workup run x")
     assert (kept.value, kept.confidence, kept.settle) == (FOUND.value, "low", "workup run x")
+    assert "Batches of 64 could take 50% longer" in kept.summary
     assert judge.judged(around(20, 500), pd.Series(dtype=float), None, settle="y").settle == "y"
     measured = dataclasses.replace(FOUND, confidence="medium")
     assert judge.judged(measured, pd.Series({64: 0.1}), 64, settle="x") == measured

@@ -174,7 +174,7 @@ def _larger(session: Session, attempts: pd.DataFrame, rows: pd.DataFrame) -> dic
 def _again(session: Session, attempts: pd.DataFrame, rows: pd.DataFrame, *, done: int) -> dict[int, float]:
     """The sizes of the next round, with the seconds that a step takes; none where the rounds done tell.
 
-    Rounds past the budget's most take the sizes in doubt alone, and end with their time.
+    Rounds past the budget's most take the sizes in doubt alone, and no more than their time.
     """
     budget, present = BUDGET[session.budget], session.workload.batch_size
     least, most, _ = budget["rounds"]
@@ -188,7 +188,8 @@ def _again(session: Session, attempts: pd.DataFrame, rows: pd.DataFrame, *, done
     if done < most:
         return {} if done >= least and narrow and not doubt else seconds
     extra = rows[rows["seed"] >= session.seed + most]
-    spent = (extra["steps"] * extra["step_seconds"]).sum()
+    spent = ((extra["steps"] + throughput.WARM_UP) * extra["step_seconds"]).sum()
+    spent += sum(max(budget["stretch"], 2 * throughput.WARM_UP * seconds[n]) for n in doubt)  # what the next takes
     return {n: seconds[n] for n in sorted(doubt)} if spent < MORE * budget["stretch"] else {}
 
 
@@ -339,6 +340,7 @@ def conclude(
     how = {"queued": session.device != "cpu", "settle": session.command("03", more=False)}
     bound = judge.input_bound(stretches, batch_size=recommended.value or present, **how)
     rounds, planned = stretches.groupby("batch_size").size(), BUDGET[session.budget]["rounds"][1]
+    saturated = judge.unless_above(saturated, recommended.value)
     doubted = (saturated.interval or (saturated.value,))[0]
     saturated = more_rounds(saturated, rounds.get(doubted, 0) - planned)
     bound = more_rounds(bound, rounds.get(recommended.value or present, 0) - planned)

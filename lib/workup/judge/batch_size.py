@@ -118,6 +118,15 @@ def saturation(stretches: pd.DataFrame, *, most: float = math.inf, limited_by: s
     )
 
 
+def unless_above(saturated: Finding, size: int | None) -> Finding:
+    """Saturation that cannot be told, beside the size recommended: it does not matter where all of it lies above."""
+    low = (saturated.interval or (0,))[0]
+    if saturated.told or size is None or not size < low:
+        return saturated
+    why = f"It does not matter here: wherever throughput stops growing, from {low} on, {size} is recommended."
+    return dataclasses.replace(saturated, value=NO_MATTER, unit="", confidence="medium", summary=why, settle="")
+
+
 def input_bound(stretches: pd.DataFrame, *, batch_size: int, queued: bool = False, settle: str = "") -> Finding:
     """``input_bound`` from the loop's own waits for data, in place of loader and step apart (playbook: B4, F1).
 

@@ -166,7 +166,10 @@ def judged(found: Finding, worst: pd.Series, size: int, *, settle: str) -> Findi
     if found.interval is None or (found.told and found.confidence != "low"):
         return found
     if not longer <= LONGER:
-        return dataclasses.replace(found, settle=settle)
+        why = (
+            f" Batches of {size} could take {longer:.0%} longer to train than the best size." if longer > LONGER else ""
+        )
+        return dataclasses.replace(found, summary=found.summary + why, settle=settle)
     low, high = found.interval or (0, math.inf)
     about = f"about {found.value}, " if found.told else ""
     where = f"anywhere from {low:.0f} to {high:.0f}" if high < math.inf else f"anywhere above {low:.0f}"
