@@ -104,6 +104,13 @@ def test_the_interval_holds_the_true_share_however_many_rounds_there_are(rounds)
     assert rounds < 20 or np.mean(widths) < 0.06
 
 
+def test_a_wait_without_a_cause_that_stands_out_says_what_could_be_gained_at_most():
+    found = named(BOUND, stage_rows(read=0.001), [setting(0.10), setting(0.099, 1, 2)])
+    assert found.value == "none"
+    assert "at most 80% of a step" in found.summary
+    assert named(FREE, stage_rows(read=0.001), [setting(0.02)]).summary == "Nothing stands out."
+
+
 def test_what_would_tell_is_named_as_it_was_given():
     unclear = three([0.02] * 3, [0.02, 0.03, 0.06])
     assert pipeline.input_bound(unclear, batch_size=64, settle="workup run x").settle == "workup run x"

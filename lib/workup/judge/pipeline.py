@@ -195,7 +195,13 @@ def causes(
     advice = {name: ADVICE[name].format(where=where, spent=spent) for name, where, _, spent in found}
     advice |= {name: f"{advice[name]} (saves up to {ms(saves)} a step)" for name, _, saves, _ in found if saves > 0}
     told = bound.told or bool(found)
-    otherwise = "nothing stands out" if told else "whether training waits is not clear, so neither is what for"
+    otherwise = "nothing stands out"
+    if bound.value is True:
+        most = bound.evidence["waiting_share_interval"][1]
+        otherwise += f": no stage takes {HEAVY:.0%} of a step and no loader tried is clearly faster; at most "
+        otherwise += f"{most:.0%} of a step could be gained by preparing batches elsewhere"
+    elif not told:
+        otherwise = "whether training waits is not clear, so neither is what for"
     return Finding(
         name="input_causes",
         value=(list(advice) or "none") if told else None,
