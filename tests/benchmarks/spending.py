@@ -8,7 +8,7 @@ the trials there, so that a second run only adds what it lacks. With --sweeps th
 36 rates (as tests/benchmarks/regret.py reads them), at 300 and 2,000 steps, from the usual default rate and from a
 tenth and ten times of it; they hold no range test. Printed: the share of trial-steps spent, and lr* against that of
 all rates. Marks: 25% of the steps, and lr* within a grid step in 5 of 6. The search's numbers (judge/search.py) were
-chosen on the real sweeps and on these workloads: only those named UNSEEN had no part in that.
+chosen on the real sweeps and on built-in workloads: only those named UNSEEN had no part in that.
 """
 
 import argparse
