@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.peers [--kept FOLDER] [--json FILE] [kind ...]
 
-Kinds: the functions of kinds.py. Truth: rates a factor 10^0.25 apart (10^0.5 for the ResNet), each trained to the
+Kinds: the functions of kinds.py. Truth: rates a factor 10^0.25 apart, each trained to the
 workload's end with two seeds that no search has seen. A way's rate is read there at the nearest rate, or trained too
 where that is more than a factor 10^0.125 away. Regret = (loss - lowest) / (loss before training - lowest), of the
 evaluation loss at the end, of that of the best of twenty checkpoints (playbook: F4), and of the training loss over
@@ -32,7 +32,7 @@ from workup.trace import Trial
 
 KINDS = ("mlp", "resnet", "transformer", "regression", "imbalanced", "autoencoder", "ill_conditioned")
 #: Steps of a factor 10^0.25 from the workload's own rate; fewer, around the best, where a run takes half a minute.
-GRID = {"resnet": range(0, 7, 2), "transformer": range(1, 7)}
+GRID = {"resnet": range(-1, 8), "transformer": range(1, 7)}
 SEEDS, CHECKPOINTS = (10, 11), 20
 #: Evaluated on so many examples, where there are more.
 EXAMPLES = {"transformer": 512}

@@ -17,6 +17,9 @@ from workup.judge.sweep import start_of, trials_table
 #: The lowest rate brackets the best once it lacks this share of the best's loss reduction; nearer, the curve of final
 #: losses may have a second bottom below it, as one of the real sweeps has. So does the highest, ``AWAY`` from the best.
 LAG, AWAY = 0.2, 10.0
+#: Between neighbours within three steps a finer rate is worth a trial where a parabola promises at least this share
+#: of the loss reduction; a wider parabola promises too little to be believed.
+GAIN, NARROW = 0.001, 3
 #: A rate held for a whole trial does best about so far below the one at which a range test's loss is lowest.
 BELOW = 10**-0.75
 
@@ -71,12 +74,11 @@ def wider(trials: Any, factor: float) -> list[float]:
         >>> wider(rows, 10.0), wider(rows[1:], 10.0)
         ([], [0.01])
     """
-    seen, start = summary(trials), start_of(trials_table(trials, "search.wider"))
-    rates, final = seen.lr.tolist(), seen.final.to_numpy()
+    seen = summary(trials)
+    rates = seen.lr.tolist()
     if not seen.feasible.iloc[0]:  # a rate that trains above one that fails may be luck
         return [rates[0] / factor, rates[0] / factor**2]
-    best = int(np.flatnonzero(seen.best_here)[0])
-    lag = (final - final[best]) / max(start - final[best], np.finfo(float).tiny)
+    best, lag = int(np.flatnonzero(seen.best_here)[0]), _lag(seen, trials)
     below = [rates[0] / (factor if best == 0 else factor**2)] if best == 0 or lag[0] < LAG else []
     beyond = rates[-1] >= AWAY * rates[best] and lag[-1] > LAG
     return below + ([rates[-1] * factor] if seen.feasible.iloc[-1] and not beyond else [])
@@ -97,7 +99,7 @@ def finer(trials: Any, factor: float) -> list[float]:
     if not seen.feasible.any():
         return []
     lr, at = np.log(seen.lr.to_numpy()) / np.log(factor), int(np.flatnonzero(seen.best_here)[0])
-    wanted = [lr[at] + step for step in _beside(lr, seen.final.to_numpy(), at)]
+    wanted = [lr[at] + step for step in _beside(lr, _lag(seen, trials), at)]
     above = np.flatnonzero(~seen.feasible & (seen.index > at))
     if len(above):
         top, fails = lr[above[0] - 1], lr[above[0]]
@@ -107,12 +109,21 @@ def finer(trials: Any, factor: float) -> list[float]:
     return list(dict.fromkeys(float(f"{factor**k:.6g}") for k in sorted(new)))
 
 
-def _beside(lr: np.ndarray, final: np.ndarray, at: int) -> list[int]:
-    """Steps from the best to where its bottom may lie; ``lr`` counts steps, ``final`` is NaN where training fails."""
+def _lag(seen: pd.DataFrame, trials: Any) -> np.ndarray:
+    """By rate, the share of the best's loss reduction that is missing; NaN where training fails."""
+    final, start = seen.final.to_numpy(), start_of(trials_table(trials, "search"))
+    lowest = float(seen.final[seen.best_here].iloc[0])
+    return (final - lowest) / max(start - lowest, np.finfo(float).tiny)
+
+
+def _beside(lr: np.ndarray, lag: np.ndarray, at: int) -> list[int]:
+    """Steps from the best to where its bottom may lie; ``lr`` counts steps, ``lag`` is NaN where training fails."""
     gaps = [round(lr[at] - lr[at - 1]) if at else 0, round(lr[at + 1] - lr[at]) if at + 1 < len(lr) else 0]
     side, far = (1 if gaps[1] > 1 else -1), 0.0
-    if all(gaps) and np.isfinite(final[at + 1]) and np.isfinite(final[at - 1]):
-        bend, slope, _ = np.polyfit([-gaps[0], 0, gaps[1]], final[at - 1 : at + 2] - final[at], 2)
+    if all(gaps) and np.isfinite(lag[at + 1]) and np.isfinite(lag[at - 1]):
+        bend, slope, _ = np.polyfit([-gaps[0], 0, gaps[1]], lag[at - 1 : at + 2], 2)
+        if max(gaps) <= NARROW and bend > 0 and slope**2 / (4 * bend) < GAIN:
+            return []
         far = abs(slope / (2 * bend)) if bend > 0 else 0.0
         side = 1 if slope < 0 else -1
     room, other = (gaps[1], gaps[0]) if side > 0 else (gaps[0], gaps[1])
