@@ -51,6 +51,16 @@ def test_no_warmup_needed_is_a_finding():
     assert "No warmup is needed" in found.summary
 
 
+def test_a_ramp_that_lowers_the_loss_is_taken_though_its_peak_trains_without():
+    assert warmup.judge(rows({0: 0.5, 10: 0.49, 100: 0.3}), baseline=0.5).value == 100
+    found = warmup.judge(rows({0: 0.5, 10: 0.49, 100: 0.489}), baseline=0.5)
+    assert found.value == 0
+    assert found.summary == (
+        "No warmup is needed: lr 1 trains without, and a run with a ramp ends where one without does, to within "
+        "0.61% of the descent."
+    )
+
+
 def test_no_warmup_enough_is_a_finding_that_says_what_else():
     found = warmup.judge(rows({0: NAN, 100: NAN, 1000: 2.4}))
     assert (found.value, found.evidence["enough"]) == (0, False)
@@ -99,8 +109,9 @@ def test_a_peak_that_sticks_on_a_plateau_without_a_ramp_does_not_train():
     ]
     known = {"baseline": float(goes_on[-30:].mean()), "max_train_steps": 5000}
     assert warmup.judge(pd.DataFrame(rows), curve=goes_on, **known).value == 100
-    assert warmup.judge(pd.DataFrame(rows), **known).value == 0
-    # Without the goes-on trial to show that more can be had, all three would pass for trained.
+    # Without the goes-on trial's curve the plateau passes for trained; the ramp that pays is taken all the same.
+    assert warmup.judge(pd.DataFrame(rows[:2]), **known).value == 0
+    assert warmup.judge(pd.DataFrame(rows), **known).value == 100
     assert not warmup.judge(pd.DataFrame(rows[:2]), curve=goes_on, **known).evidence["enough"]
 
 

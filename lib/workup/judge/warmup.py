@@ -138,17 +138,24 @@ def _judge(
     def beside(final: float) -> Difference | None:
         return None if baseline is None else compare(final, baseline, start)
 
-    # The shortest that trains and pays; where none pays, the shortest that trains.
-    paying = rows[[gain is None or gain.matters for gain in map(beside, rows["final"])]]
-    row = (paying if len(paying) and rows["warmup_steps"].iloc[0] > 0 else rows).iloc[0]
+    # The shortest ramp that trains and pays; where none pays, the shortest that trains.
+    gains = [beside(final) for final in rows["final"]]
+    pays = [gain is not None and gain.matters for gain in gains]
+    paying = rows[np.array(pays, bool) & (rows["warmup_steps"] > 0)]
+    row = (paying if len(paying) else rows).iloc[0]
     steps, final = int(row["warmup_steps"]), float(row["final"])
     facts = {**tried, "final": final, "trains_peak_lr": peak, "enough": True}
     shorter = by[(by["lr"] == peak) & (by["warmup_steps"] < steps)]["warmup_steps"]
     interval = (float(shorter.max()), float(steps)) if len(shorter) else None
     gain = beside(final)
     if steps == 0:
-        text = f"No warmup is needed: even lr {peak:.3g} trains without."
-        return _finding(0, text, **facts, needed=False, peak_lr=None, because=f"even {peak:.3g} trains without")
+        text = f"No warmup is needed: lr {peak:.3g} trains without"
+        if len(rows) > 1:
+            ramped = compare(rows["final"].iloc[1:].min(), final, start)
+            text += f", and a run with a ramp ends {ramped.words('one without')}"
+        more = f"No ramp tried opens a higher rate than {peak:.3g}." if peak < by["lr"].max() else ""
+        because = "no rate ends lower with a ramp than without"
+        return _finding(0, f"{text}. {more}".strip(), **facts, needed=False, peak_lr=None, because=because)
     if gain is not None and not gain.matters:
         text = f"No warmup is needed: {steps} steps open lr {peak:.3g}, but it ends {gain.words(without)}."
         because = "the rates that it opens end no lower"

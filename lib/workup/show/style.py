@@ -30,9 +30,14 @@ def axes(ax: Axes | None) -> Axes:
 
 
 def dress(ax: Axes, title: Finding | str, x: str, y: str) -> Axes:
-    """Title (a finding's sentence) at the left, axes named with their units, no box, a faint grid behind the data."""
+    """Title (a finding's sentence) at the left, axes named with their units, no box, a faint grid behind the data.
+
+    Of a title too long for three lines the first sentence stands alone.
+    """
     words = title if isinstance(title, str) else title.summary
     together = re.sub(r"(?<=\d) (?=m?s\b)|(?<=×) ", "\N{NO-BREAK SPACE}", words)
+    if len(textwrap.wrap(together, 62)) > 3:
+        together = re.split(r"(?<=\.) (?=[A-Z])", together)[0]
     lines = textwrap.wrap(together, 62, max_lines=3, placeholder=" …")
     ax.set_title("\n".join(lines), loc="left", fontsize=11.5, fontweight="bold", pad=10)
     ax.set_xlabel(x, fontsize=TEXT)
