@@ -251,6 +251,24 @@ def test_the_norm_is_read_only_also_when_it_is_infinite():
     assert grad_norm(parameters) == float("inf")
     assert parameters[1].grad.tolist() == [3.0, 4.0]
     assert grad_norm(parameters[1:]) == 5.0
+    assert grad_norm(parameters, joined=True) == float("inf")
+    assert grad_norm([nn.Parameter(torch.zeros(2))], joined=True) == 0
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(
+    "dtypes", [["float32"] * 3, ["float16"] * 3, ["bfloat16", "float32", "float32"], ["float64"] * 3]
+)
+def test_the_norm_is_that_of_all_tensors_together_whatever_their_type_and_layout(dtypes, joined):
+    generator = torch.Generator().manual_seed(0)
+    parameters = []
+    for shape, dtype in zip([(7, 5), (9,), (3, 2, 4)], dtypes, strict=True):
+        parameters.append(nn.Parameter(torch.zeros(shape, dtype=getattr(torch, dtype))))
+        # Half precision holds no number above 65504, and the norm here is larger.
+        parameters[-1].grad = (3e4 * torch.rand(shape, generator=generator).double()).to(parameters[-1].dtype)
+    parameters[0].grad = parameters[0].grad.t().contiguous().t()  # not contiguous
+    expected = sum(float((p.grad.double() ** 2).sum()) for p in parameters) ** 0.5
+    assert float(grad_norm(parameters, joined=joined)) == pytest.approx(expected, rel=1e-6)
 
 
 class Dicts(Dataset):

@@ -183,5 +183,8 @@ def batch_length(batch: Any) -> int:
 def _first_dimension(batch: Any) -> int | None:
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.dim() else None
-    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
-    return next((length for value in values if (length := _first_dimension(value)) is not None), None)
+    values = batch if isinstance(batch, (list, tuple)) else batch.values() if isinstance(batch, Mapping) else ()
+    for value in values:
+        if (length := _first_dimension(value)) is not None:
+            return length
+    return None

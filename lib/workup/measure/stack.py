@@ -139,8 +139,9 @@ class Stack:
             member.recorder.begin()
         drawn = {seed: next(source) for seed, source in self.batches.items()}
         batches = [drawn[member.trial.seed] for member in self.members]
-        for member, batch in zip(self.members, batches, strict=True):
-            member.recorder.fetched(data.batch_length(batch))
+        examples = data.batch_length(batches[0])
+        for member in self.members:
+            member.recorder.fetched(examples)
         losses = self._each(lambda model, batch: mean(self.workload.loss(model, batch)), batches)
         losses.sum().backward()
         grads = [leaf.grad for leaf in self.leaves]
