@@ -124,3 +124,11 @@ def clock(monkeypatch):
     monkeypatch.setattr(stages, "time", clock)
     monkeypatch.setattr(data, "loader", lambda *args, **kwargs: Workers(real(*args, **kwargs), clock, clock.start))
     return clock
+
+
+@pytest.fixture
+def emulated():
+    """A context manager within which torch has an accelerator: ``emulated(kind="cuda", total=bytes, count=1)``."""
+    from emulated.accelerator import emulated
+
+    return emulated

@@ -1,7 +1,7 @@
 """Jupyter kernels bound to this environment: one for the CPU, one for each GPU.
 
 ``papermill -k workup-gpu0`` and JupyterLab's menu then reach a chosen device: a GPU's
-kernel sees that GPU alone (as ``cuda:0``), the CPU's sees none.
+kernel sees that GPU alone (as the first), the CPU's sees none.
 """
 
 import os
@@ -15,15 +15,6 @@ from workup.errors import DeviceError, nearest
 PREFIX = "workup-"
 
 
-def visible_gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES must say to reach each GPU that this process sees: a number or a UUID."""
-    import torch
-
-    count = torch.cuda.device_count()
-    named = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
-    return named[:count] if named else [str(i) for i in range(count)]
-
-
 def install() -> list[str]:
     """Install this environment's kernels for the current user, in place of those it had.
 
@@ -35,12 +26,14 @@ def install() -> list[str]:
     """
     from ipykernel.kernelspec import install as install_spec
 
-    pins = {f"{PREFIX}cpu": ""} | {f"{PREFIX}gpu{i}": pin for i, pin in enumerate(visible_gpus())}
+    from workup.measure import devices
+
+    pins = {f"{PREFIX}cpu": devices.hidden()} | {f"{PREFIX}gpu{i}": pin for i, pin in enumerate(devices.pins())}
     order = {name: value for name in ("CUDA_DEVICE_ORDER",) if (value := os.environ.get(name))}
     remove()
     for name, pin in pins.items():
         label = f"Workup ({name.removeprefix(PREFIX).upper()})"
-        env = {**order, "CUDA_VISIBLE_DEVICES": pin}
+        env = {**order, **pin}
         try:
             install_spec(user=True, kernel_name=name, display_name=label, env=env)
         except OSError as error:

@@ -9,7 +9,7 @@ import pandas as pd
 from workup.experiments.session import Session, more_rounds
 from workup.finding import Finding
 from workup.judge import pipeline as judge
-from workup.measure import data, loader, stages, steps, syncs
+from workup.measure import data, devices, loader, stages, steps, syncs
 from workup.progress import progress
 
 #: rounds of the three speeds, and their timed seconds in all; passes over the sweep, least and most, and timed seconds
@@ -57,7 +57,7 @@ def plan(session: Session) -> list[Mapping[str, Any]]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     most = int(session.settle("max_workers", fallback=max(1, min(cores, BUDGET[session.budget]["workers"]))))
     own = {key: value for key, value in session.workload.loader.items() if key in loader.DEFAULTS}
-    pinned = {"pin_memory": True} if session.device.startswith("cuda") else {}
+    pinned = {"pin_memory": True} if devices.numbered(session.device) else {}
     settings = [own, {"num_workers": 0}, {"num_workers": 0, **pinned}]
     if data.sliceable(session.workload):
         settings.append(dict(loader.BY_EXAMPLE))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from workup.errors import ParameterError
+from workup.measure import devices
 from workup.measure.train import train
 from workup.measure.workers import Found, failed, marked
 from workup.notebooks import project_root
@@ -44,7 +45,7 @@ def run(recipe: Any, trials: Sequence[Trial], *, device: str, note: Callable[[st
     ray = _connected()
     gpus = _gpus(ray, device)
     task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_task)
-    calls = [("cuda:0" if gpus else device, str(project_root()), recipe, trial) for trial in trials]
+    calls = [(devices.alone(device) if gpus else device, str(project_root()), recipe, trial) for trial in trials]
     for index, trace, why in _spread(ray, task, calls, note):
         yield index, failed(trials[index], why, device) if trace is None else trace
 
@@ -119,14 +120,14 @@ def _connected() -> Any:
 
 def _gpus(ray: Any, device: str) -> float:
     """GPUs of one trial, checked against what the nodes have."""
-    given = os.environ.get(GPUS) or ("1" if device.startswith("cuda") else "0")
+    given = os.environ.get(GPUS) or ("1" if devices.numbered(device) else "0")
     try:
         asked = float(given)
         if asked < 0 or not (asked < 1 or asked.is_integer()):
             raise ValueError
     except ValueError:
         raise ParameterError(f"--gpus-per-trial {given}: a whole number, or a fraction of one, is needed.") from None
-    if bool(asked) != device.startswith("cuda"):
+    if bool(asked) != devices.numbered(device):
         raise ParameterError(f"--gpus-per-trial {given} with device '{device}': GPUs go with --device cuda:0 alone.")
     most = max((node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
     if asked > most:

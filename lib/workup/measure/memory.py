@@ -21,7 +21,7 @@ import psutil
 import torch
 
 from workup.errors import ParameterError, WorkupError
-from workup.measure import data, faults
+from workup.measure import data, devices, faults
 from workup.measure.train import evaluate, train
 from workup.trace import Trial
 from workup.workload import Workload
@@ -43,9 +43,9 @@ class Attempt:
         status: ``fits``, ``out_of_memory``, ``launch_limit``, ``too_slow`` or ``failed``.
         reason: what happened, for one that does not fit.
         peak_bytes: the process's highest resident memory (CPU) or the allocator's highest
-            reserved memory (CUDA); allocated_bytes is what tensors took of that.
+            reserved memory (accelerator); allocated_bytes is what tensors took of that.
         step_seconds: median time of a step, the first left out.
-        retries: times the CUDA allocator had to free its cache to serve a request: thrashing.
+        retries: times the accelerator's allocator had to free its cache to serve a request: thrashing.
         steps: steps done. training: False for an evaluation pass alone.
     """
 
@@ -76,7 +76,7 @@ def memory_limit(device: str = "cpu", *, asked_bytes: float | None = None) -> Li
     """What a training process may use: what was asked for, or what the machine has left less a margin.
 
     On a CPU the tightest of free physical memory, the cgroup's limit and the process's own
-    RLIMIT_AS and RLIMIT_DATA; on CUDA what the device has free.
+    RLIMIT_AS and RLIMIT_DATA; on an accelerator what the device has free.
 
     Raises:
         ParameterError: the limit asked for is not a positive number.
@@ -85,8 +85,8 @@ def memory_limit(device: str = "cpu", *, asked_bytes: float | None = None) -> Li
         if not (isinstance(asked_bytes, (int, float)) and math.isfinite(asked_bytes) and asked_bytes > 0):
             raise ParameterError(f"memory_limit({asked_bytes!r}): a positive number of bytes is needed.")
         return Limit(int(asked_bytes), "the limit you set")
-    if device.startswith("cuda"):
-        return Limit(int(torch.cuda.mem_get_info(device)[0] * (1 - MARGIN / 2)), f"free memory of {device}")
+    if devices.queues(device):
+        return Limit(int(devices.free_bytes(device) * (1 - MARGIN / 2)), f"free memory of {device}")
     free = {"free physical memory": psutil.virtual_memory().available, **_cgroup_room()}
     for name in ("RLIMIT_AS", "RLIMIT_DATA"):
         soft = resource.getrlimit(getattr(resource, name))[0]
@@ -198,10 +198,9 @@ def _evaluation_pass(workload: Workload, batch_size: int, device: str) -> str:
 def _settle(device: str) -> None:
     """Give back what earlier attempts left, so that each begins from the same ground."""
     gc.collect()
-    if device.startswith("cuda"):
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-        torch.cuda.reset_accumulated_memory_stats(device)
+    if devices.queues(device):
+        devices.release(device)
+        devices.reset_usage(device)
         return
     torch.ones(1 << 18).sum()  # starts the thread pool, whose stacks would count as data,
     pd.DataFrame({"step": [0]})  # and pandas' own pool
@@ -213,10 +212,9 @@ def _settle(device: str) -> None:
 
 def _peak(device: str) -> tuple[int, int, int]:
     """(peak, of which allocated by tensors, retries) in bytes since :func:`_settle`."""
-    if device.startswith("cuda"):
-        stats = torch.cuda.memory_stats(device)
-        reserved, allocated = torch.cuda.max_memory_reserved(device), torch.cuda.max_memory_allocated(device)
-        return reserved, allocated, int(stats.get("num_alloc_retries", 0))
+    if devices.queues(device):
+        used = devices.usage(device)
+        return used.reserved_bytes, used.allocated_bytes, used.retries
     high = _status_bytes("VmHWM")
     if high is None:
         high = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -234,13 +232,9 @@ def _status_bytes(name: str) -> int | None:
 @contextlib.contextmanager
 def _limited(limit_bytes: int, device: str) -> Iterator[None]:
     """Hold this process to ``limit_bytes``, for real: an allocation past it (on a CPU, hardly past it) fails."""
-    if device.startswith("cuda"):
-        total = torch.cuda.mem_get_info(device)[1]
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
-        try:
+    if devices.queues(device):
+        with devices.limited(device, limit_bytes):
             yield
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0, device)
         return
     held, resident = _status_bytes("VmData"), _status_bytes("VmRSS")
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)

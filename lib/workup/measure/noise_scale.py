@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from workup.measure import data
+from workup.measure import data, devices
 from workup.measure.train import train
 from workup.trace import Trial
 from workup.workload import Workload, size
@@ -94,7 +94,7 @@ def _norm2(tensors: Sequence[Tensor]) -> float:
 def untouched(model: nn.Module, device: str) -> Any:
     """Buffers (batch norm's running averages) and the random stream are afterwards as before."""
     kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
+    with devices.forked_random(device):
         try:
             yield
         finally:

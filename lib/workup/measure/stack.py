@@ -90,6 +90,10 @@ class Stack:
         self.batches = {seed: data.batches(workload, size, seed=seed, device=device) for seed in seeds}
         self.sample = evaluation_sample(workload, trials[0], device)
         self.optimizer = self._optimizer()
+        # Sent to the device once: a host that sends a number at each step waits for it each time.
+        limits = [member.trial.clip_norm or np.inf for member in self.members]
+        self.limits = torch.tensor(limits, device=device)
+        self.rates = [self._rates(group).to(leaf.dtype).to(device) for group, leaf in enumerate(self.leaves)]
 
     def _member(self, index: int, trial: Trial) -> Member:
         seed_everything(trial.seed)
@@ -97,6 +101,13 @@ class Stack:
         build = builder(trial.optimizer) if trial.optimizer else self.workload.optimizer
         recorder = Recorder(self.workload, trial, self.device)
         return Member(index, recorder, model, build(model.parameters(), trial.lr))
+
+    def _rates(self, group: int) -> Tensor:
+        """Each trial's learning rate for a group of the optimizer at each step [steps, trials]; 0 past its last."""
+        rates = np.zeros((self.steps, len(self.members)))
+        for k, member in enumerate(self.members):
+            rates[: member.trial.steps, k] = member.recorder.rates * member.shares[group]
+        return torch.from_numpy(rates)
 
     def _optimizer(self) -> optim.Optimizer:
         """The user's optimizer over whole leaves: it moves ``units`` at lr 1, and the rows follow at their own lr."""
@@ -156,9 +167,8 @@ class Stack:
         yield from self._leave(step)
 
     def _clip(self, grads: Sequence[Any], norms: Tensor) -> None:
-        limits = [member.trial.clip_norm or np.inf for member in self.members]
-        if min(limits) < np.inf:
-            limit = torch.tensor(limits, dtype=norms.dtype, device=norms.device)
+        if any(member.trial.clip_norm for member in self.members):
+            limit = self.limits.to(norms.dtype)
             scale = torch.where(limit.isinf(), 1.0, (limit / (norms + 1e-6)).clamp(max=1.0))
             for grad in grads:
                 grad.mul_(scale[:, None])
@@ -170,9 +180,7 @@ class Stack:
             unit.copy_(leaf) if self.decays else unit.zero_()
         self.optimizer.step()
         for group, (unit, leaf) in enumerate(zip(self.units, self.leaves, strict=True)):
-            rates = [member.recorder.rates[step] * member.shares[group] for member in self.members]
-            rate = torch.tensor(rates, dtype=leaf.dtype, device=leaf.device)[:, None]
-            leaf.addcmul_(unit - leaf if self.decays else unit, rate)
+            leaf.addcmul_(unit - leaf if self.decays else unit, self.rates[group][step, :, None])
             leaf.grad = None
 
     def _evaluate(self) -> None:
@@ -191,6 +199,7 @@ class Stack:
         yield from [(member.index, self.trace(member, "finished", "")) for member in ended]
         self.leaves = [leaf.detach()[keep].requires_grad_() for leaf in self.leaves]
         self.fixed = {name: value[keep] for name, value in self.fixed.items()}
+        self.limits, self.rates = self.limits[keep], [rate[:, keep] for rate in self.rates]
         seeds = {member.trial.seed for member in self.members}
         self.batches = {seed: source for seed, source in self.batches.items() if seed in seeds}
         for unit in self.units:

@@ -2,25 +2,25 @@
 
 import contextlib
 import random
-import sys
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import nn
 
+from workup.measure import devices
+
 
 @contextlib.contextmanager
 def preserved() -> Iterator[None]:
     """Restore global state on leaving, also after an exception or an interrupt.
 
-    Restored: the random states of python, numpy, torch and every CUDA or MPS device; the
+    Restored: the random states of python, numpy, torch and every accelerator; the
     default dtype; cudnn's switches; deterministic mode; matmul precision; grad mode.
     """
     cudnn = torch.backends.cudnn
     kept_python, kept_numpy, kept_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    kept_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    kept_mps = torch.mps.get_rng_state() if "torch.mps" in sys.modules and torch.backends.mps.is_available() else None
+    restore_accelerators = devices.random_streams()
     kept_dtype, kept_grad = torch.get_default_dtype(), torch.is_grad_enabled()
     kept_cudnn = (cudnn.enabled, cudnn.benchmark, cudnn.deterministic)
     kept_exact = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
@@ -31,10 +31,7 @@ def preserved() -> Iterator[None]:
         random.setstate(kept_python)
         np.random.set_state(kept_numpy)
         torch.set_rng_state(kept_torch)
-        if kept_cuda is not None:
-            torch.cuda.set_rng_state_all(kept_cuda)
-        if kept_mps is not None:
-            torch.mps.set_rng_state(kept_mps)
+        restore_accelerators()
         torch.set_default_dtype(kept_dtype)
         torch.set_grad_enabled(kept_grad)
         cudnn.enabled, cudnn.benchmark, cudnn.deterministic = kept_cudnn
@@ -58,11 +55,7 @@ def evaluating(model: nn.Module, device: str) -> Iterator[None]:
     the same whether or not it is evaluated on the way.
     """
     flags = [(module, module.training) for module in model.modules()]
-    devices = [device] if device.startswith("cuda") else []
-    with torch.random.fork_rng(devices=devices), torch.no_grad():
-        torch.random.default_generator.manual_seed(0)
-        if devices:
-            torch.cuda.manual_seed(0)
+    with devices.forked_random(device, seed=0), torch.no_grad():
         for module, _ in flags:
             module.training = False
         try:

@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.profiler import profile, record_function, schedule
 
-from workup.measure import data
+from workup.measure import data, devices
 from workup.measure.state import preserved, seed_everything
 from workup.measure.train import autocasting
 from workup.workload import Workload
@@ -59,12 +59,11 @@ def profile_steps(
         name, part (whether it is one of ``PARTS``), calls, self_ms, total_ms (host), device_ms, each per step.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it writes its own progress into the notebook
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.startswith("cuda") else [])]
     with preserved(), tempfile.TemporaryDirectory() as folder:
         step = stepper(workload, device=device, seed=seed)
         batches = data.batches(workload, batch_size, seed=seed, device=device)
         plan = schedule(wait=0, warmup=warmup, active=steps, repeat=1)
-        with profile(activities=activities, schedule=plan, acc_events=True) as profiler:
+        with profile(activities=devices.profiled(device), schedule=plan, acc_events=True) as profiler:
             for _ in range(warmup + steps):
                 with record_function("data"):
                     batch = next(batches)

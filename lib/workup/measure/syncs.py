@@ -3,7 +3,6 @@
 import dataclasses
 import linecache
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from workup.measure import data
+from workup.measure import data, devices
 from workup.measure.state import preserved
 from workup.measure.steps import stepper
 from workup.workload import Workload
@@ -38,12 +37,13 @@ def find_syncs(
 ) -> pd.DataFrame:
     """The lines of the user's step at which the host waits for the device.
 
-    On CUDA torch's own sync warnings are located. Elsewhere the calls and operators that would
+    Where torch warns of waits itself, its warnings are located. Elsewhere the calls and operators that would
     wait on an accelerator are, so that a step can be checked before it meets one.
 
     Returns:
         One row a line: file, line, function, code, per_step (waits at each step); may be empty.
     """
+    tells = devices.tells_syncs(device)
     with preserved():
         step = stepper(dataclasses.replace(workload, compile=False), device=device, seed=seed)
         batches = data.batches(workload, batch_size, seed=seed, device=device)
@@ -51,30 +51,11 @@ def find_syncs(
         places: Counter[Place] = Counter()
         for _ in range(steps):
             batch = next(batches)
-            with cuda_syncs(places.update) if device.startswith("cuda") else watched(places.update):
+            with devices.syncs(lambda: places.update(user_place())) if tells else watched(places.update):
                 step(batch)
         batches.close()  # type: ignore[attr-defined]
     rows = [(*place, linecache.getline(place[0], place[1]).strip(), n / steps) for place, n in places.most_common()]
     return pd.DataFrame(rows, columns=["file", "line", "function", "code", "per_step"])
-
-
-@contextmanager
-def cuda_syncs(found: Callable[[list[Place]], Any]) -> Iterator[None]:
-    """Torch's warnings of synchronising CUDA calls inside, as places."""
-
-    def show(message: Any, *args: Any, **kwargs: Any) -> None:
-        if "synchronizing CUDA operation" in str(message):
-            found(user_place())
-
-    mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = show
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
 
 
 @contextmanager

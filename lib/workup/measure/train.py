@@ -67,7 +67,7 @@ def train(
     recorder = Recorder(workload, trial, device)
     status, reason = "finished", ""
     with preserved():
-        failure = None
+        failure: BaseException | None = None
         try:
             _loop(workload, trial, device, recorder, save, first or trial.steps, watch, shelf)
         except WorkupError:
@@ -79,11 +79,11 @@ def train(
             failure = error
         if failure is not None:
             # The failed step's tensors live on in the traceback's frames; memory comes back only without them.
-            traceback.clear_frames(failure.__traceback__)
-            failure = None
+            while failure is not None:
+                traceback.clear_frames(failure.__traceback__)
+                failure = failure.__context__
             gc.collect()
-            if device.startswith("cuda"):
-                torch.cuda.empty_cache()
+            devices.release(device)
     return recorder.trace(status, reason)
 
 
@@ -229,19 +229,17 @@ class Recorder:
     """Columns of a trace, filled without waiting for the device.
 
     Loss, norm and evaluations go into rows preallocated where the device is; times are host
-    clocks, and events on CUDA, read when the trial is over.
+    clocks, and events of an accelerator, read when the trial is over.
     """
 
     def __init__(self, workload: Workload, trial: Trial, device: str) -> None:
         self.trial, self.device, self.done = trial, device, 0
         self.rates = trial.learning_rates(workload.schedule)
-        self.queued, self.cuda = device != "cpu", device.startswith("cuda")
+        self.queued = devices.queues(device)
         self.names = ["loss", "grad_norm", *(["clip_limit"] if trial.clip_percentile else [])]
         if trial.eval_every:
             self.names += ["eval_loss", *(f"eval_{name}" for name in workload.metrics)]
-        shape = (len(self.names), trial.steps)
-        rows = torch.full(shape, torch.nan, device=device).unbind() if self.queued else np.full(shape, np.nan)
-        self.rows: dict[str, Any] = dict(zip(self.names, rows, strict=True))
+        self.rows: dict[str, Any] = {}
         self.times = np.zeros((2, trial.steps))
         self.examples = np.zeros(trial.steps, dtype=np.int64)
         self.events: list[tuple[Any, Any]] = []
@@ -249,14 +247,16 @@ class Recorder:
         self.checked = 0
         self.bad = 0
         self.end_at: int | None = None
-        if self.cuda:
-            torch.cuda.reset_peak_memory_stats(device)
+        devices.reset_usage(device)
 
     def begin(self) -> None:
+        if not self.rows:  # not earlier: memory may run out here too, and ends the trial alone
+            shape, device = (len(self.names), self.trial.steps), self.device
+            rows = torch.full(shape, torch.nan, device=device).unbind() if self.queued else np.full(shape, np.nan)
+            self.rows = dict(zip(self.names, rows, strict=True))
         self.clock = time.perf_counter()
-        if self.cuda:
-            self.event = torch.cuda.Event(enable_timing=True)
-            self.event.record()
+        if self.queued:
+            self.event = devices.timestamp(self.device)
 
     def fetched(self, examples: int) -> None:
         self.examples[self.done] = examples
@@ -274,10 +274,8 @@ class Recorder:
         step = self.done
         self._put("loss", step, loss)
         self._put("grad_norm", step, norm)
-        if self.cuda:
-            after = torch.cuda.Event(enable_timing=True)
-            after.record()
-            self.events.append((self.event, after))
+        if self.queued:
+            self.events.append((self.event, devices.timestamp(self.device)))
         self.times[0, step] = time.perf_counter() - self.clock
         self.done += 1
 
@@ -317,8 +315,8 @@ class Recorder:
         columns = {
             name: row[:steps].cpu().double().numpy() if self.queued else row[:steps].copy()
             for name, row in self.rows.items()
-        }
-        if self.cuda:
+        } or {name: np.full(0, np.nan) for name in self.names}
+        if self.queued:
             devices.synchronize(self.device)
             self.times[0, : len(self.events)] = [a.elapsed_time(b) / 1000 for a, b in self.events]
         limit = columns.get("clip_limit", self.trial.clip_norm or np.inf)
@@ -339,7 +337,7 @@ class Recorder:
             steps=table,
             status=status,
             reason=reason,
-            peak_bytes=torch.cuda.max_memory_allocated(self.device) if self.cuda else None,
+            peak_bytes=devices.usage(self.device).allocated_bytes if devices.numbered(self.device) else None,
             device=self.device,
             versions=devices.versions(),
         )

@@ -17,6 +17,7 @@ import torch
 
 from workup.errors import ParameterError, WorkupError
 from workup.measure import data, devices, ensemble, memory
+from workup.measure.devices import places
 from workup.measure.train import train
 from workup.references import load
 from workup.trace import COLUMNS, Trace, Trial
@@ -47,15 +48,6 @@ def begin() -> Any:
 def start_seconds() -> float:
     """How long a process is expected to take to be there, from now."""
     return max(THERE, IMPORTS - (time.monotonic() - _begun[0] if _begun else 0.0))
-
-
-def places(device: str) -> list[tuple[str, dict[str, str]]]:
-    """A worker's device and environment each: every GPU as its only one, or the CPU once a core of ours."""
-    if device.startswith("cuda"):
-        from workup.kernels import visible_gpus
-
-        return [("cuda:0", {"CUDA_VISIBLE_DEVICES": pin}) for pin in visible_gpus()]
-    return [(device, {})] * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def recipe(workload: Workload, reference: str | None, executor: str = "processes") -> Any:
