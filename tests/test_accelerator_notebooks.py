@@ -4,7 +4,7 @@ import matplotlib
 import nbformat
 import pytest
 
-from workup import Study, notebooks
+from workup import notebooks
 
 BOOKS = sorted(notebooks.folder().glob("[0-9][0-9]_*.ipynb"))
 #: Bytes of the accelerator: a few batches of the data set, so that the probe of sizes runs out of them.
@@ -28,9 +28,9 @@ def study(tmp_path_factory):
 
 
 @pytest.mark.parametrize("path", BOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_on_the_accelerator(path, study, emulated, monkeypatch):
+def test_a_notebook_runs_on_the_accelerator(path, study, emulated):
     matplotlib.use("agg")
-    with emulated(total=TOTAL) as chip:
+    with emulated(total=TOTAL):
         given = {"budget": "smoke", "study": study, "workload": "digits-mlp"}
         names = run(path, **given)
         if "session" in names:

@@ -234,12 +234,12 @@ class Operators(TorchDispatchMode):
         given = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
         here = [chip.holds(t) for t in given]
         held = any(here)
-        if held and chip.creating is None and name not in CROSSING:
-            if any(t.dim() for t, is_here in zip(given, here, strict=True) if not is_here):
-                raise RuntimeError(
-                    "Expected all tensors to be on the same device, but found at least two devices, "
-                    f"{chip.kind}:0 and cpu! (when checking arguments of {name})"
-                )
+        elsewhere = any(t.dim() for t, is_here in zip(given, here, strict=True) if not is_here)
+        if held and elsewhere and chip.creating is None and name not in CROSSING:
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{chip.kind}:0 and cpu! (when checking arguments of {name})"
+            )
         masks = name.startswith("index") and any(t.dtype == torch.bool for t in tree_iter(args[1:2]) if t is not None)
         if held and chip.creating is None and (name in WAITS or masks or (name == "copy_" and here == [False, True])):
             chip.wait()

@@ -1,4 +1,4 @@
-"""On PYTHONPATH, with EMULATED_ACCELERATOR set, it gives a child process or a kernel the accelerator that its parent has.
+"""On PYTHONPATH, with EMULATED_ACCELERATOR set, it gives a child process or kernel its parent's accelerator.
 
 It is there as soon as Workup's door to the device is first opened; other processes start as fast as ever.
 """
@@ -11,6 +11,7 @@ class Door:
     def find_spec(self, name, path=None, target=None):
         if name == "workup.measure.devices":
             sys.meta_path.remove(self)
+            sys.path.insert(0, os.path.dirname(__file__))  # a spawned process has its parent's path by now
             import accelerator
 
             kind, total, count = os.environ["EMULATED_ACCELERATOR"].split()

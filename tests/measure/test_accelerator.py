@@ -182,7 +182,10 @@ def test_an_accelerator_first_used_inside_is_left_seeded_as_its_first_use_would_
     assert seeds == [3, 7]
 
 
-@pytest.mark.parametrize(("kind", "places"), [("xpu", [("xpu:0", {"ZE_AFFINITY_MASK": str(i)}) for i in range(2)]), ("mps", [("mps", {})])])
+@pytest.mark.parametrize(
+    ("kind", "places"),
+    [("xpu", [("xpu:0", {"ZE_AFFINITY_MASK": str(i)}) for i in range(2)]), ("mps", [("mps", {})])],
+)
 def test_processes_side_by_side_have_an_accelerator_each(emulated, kind, places):
     with emulated(kind, count=2):
         assert devices.places(devices.resolve("auto")) == places

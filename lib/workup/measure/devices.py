@@ -140,8 +140,8 @@ def usage(device: str) -> Usage:
     if not numbered(device):
         return Usage(torch.mps.driver_allocated_memory(), 0, 0)
     stats = torch.accelerator.memory_stats(device)
-    peaks = [int(stats.get(f"{what}_bytes.all.peak", 0)) for what in ("reserved", "allocated")]
-    return Usage(*peaks, int(stats.get("num_alloc_retries", 0)))
+    reserved, allocated = (int(stats.get(f"{what}_bytes.all.peak", 0)) for what in ("reserved", "allocated"))
+    return Usage(reserved, allocated, int(stats.get("num_alloc_retries", 0)))
 
 
 def reset_usage(device: str) -> None:
