@@ -266,6 +266,13 @@ def replaced(chip):
     module, generator = torch.get_device_module(chip.kind), torch.random.default_generator
     yield torch, "Event", type("Event", (Event,), {"chip": chip})
     yield torch.utils.data._utils.pin_memory, "pin_memory", lambda data, device=None: data
+    grouped = torch._C._group_tensors_by_device_and_dtype  # asks each storage, below every mode
+
+    def by_device(lists, with_indices=False):
+        groups = grouped(lists, with_indices).items()
+        return {(next(t for t in group[0][0] if t is not None).device, dtype): group for (_, dtype), group in groups}
+
+    yield torch._C, "_group_tensors_by_device_and_dtype", by_device
     for name, answer in {
         "current_accelerator": lambda check_available=False: torch.device(chip.kind),
         "is_available": lambda: True,

@@ -3,6 +3,7 @@
 It is there as soon as Workup's door to the device is first opened; other processes start as fast as ever.
 """
 
+import atexit
 import os
 import sys
 
@@ -15,7 +16,9 @@ class Door:
             import accelerator
 
             kind, total, count = os.environ["EMULATED_ACCELERATOR"].split()
-            accelerator.emulated(kind, total=int(total), count=int(count)).__enter__()
+            self.kept = accelerator.emulated(kind, total=int(total), count=int(count))
+            self.kept.__enter__()
+            atexit.register(self.kept.__exit__, None, None, None)
 
 
 if os.environ.get("EMULATED_ACCELERATOR"):
