@@ -154,4 +154,4 @@ def test_norms_logged_after_clipping_give_no_threshold_and_are_told():
     assert (found.name, found.value) == ("clip_norm", None)
     assert "stop at 1: they were logged after clipping" in found.summary
     run("open.csv", grad_norm=np.exp(np.random.default_rng(0).standard_normal(300)))
-    assert existing_logs.judge(logs.read("open.csv"))[1].told
+    assert existing_logs.judge(logs.read("open.csv"))[1].is_conclusive

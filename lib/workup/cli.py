@@ -180,7 +180,7 @@ def _tell(log: "Log", found: "Sequence[Finding]", wrong: Sequence[str]) -> None:
     click.echo(f"  read as {', '.join(f'{ours}={theirs}' for ours, theirs in log.columns.items())}")
     for note in log.notes:
         click.echo(f"  note: {note}")
-    verdict = "No problem found" if found[0].told else "Whether training is stable cannot be told"
+    verdict = "No problem found" if found[0].is_conclusive else "Whether training is stable cannot be told"
     click.echo(f"{cards(found)!r}\n{'Problems: ' + ', '.join(map(title, wrong)) if wrong else verdict}.\n")
 
 

@@ -70,7 +70,7 @@ def carried(trials: pd.DataFrame, steps: int, span: int) -> dict[tuple[float, ..
         found = learning_rate.carry(trials, steps, steps=span)
         for decline, own in itertools.product(GRID["DECLINE"], GRID["own"]):
             constants = horizon.WITHIN, horizon.NEAR, decline, own
-            rates[constants] = with_decline(found, steps / span, decline, own) if found.told else None
+            rates[constants] = with_decline(found, steps / span, decline, own) if found.is_conclusive else None
     horizon.WITHIN, horizon.NEAR = ours
     return rates
 

@@ -57,7 +57,7 @@ def compared(name: str, steps: int) -> pd.DataFrame:
         low, high = found.interval or (np.nan, np.nan)
         told = {"workload": name, "trials": kind, "leader": found.evidence.get("leader"), "best": finals.idxmin()}
         told["inside"] = low <= told["best"] <= high
-        for decline in DECLINES if found.told else ():
+        for decline in DECLINES if found.is_conclusive else ():
             lr = found.value * SHARE**decline
             loss = finals.iloc[int(np.argmin(np.abs(np.log(finals.index / lr))))]
             away = {"decline": decline, "lr": lr, "apart": math.log10(lr / finals.idxmin())}

@@ -91,11 +91,11 @@ def told(name, ours, every, share, step):
     found, best = learning_rate.judge(ours), learning_rate.judge(every)
     apart = (
         abs(np.log10(found.value / best.value)) / step
-        if found.told and best.told
-        else np.inf * (found.told != best.told)
+        if found.is_conclusive and best.is_conclusive
+        else np.inf * (found.is_conclusive != best.is_conclusive)
     )
     region = best.evidence.get("region", [np.nan])
-    as_good = bool(found.told and region[0] * 0.99 <= found.value <= region[-1] * 1.01)
+    as_good = bool(found.is_conclusive and region[0] * 0.99 <= found.value <= region[-1] * 1.01)
     return {"sweep": name, "best": best.value, "found": found.value, "apart": apart, "as_good": as_good, "share": share}
 
 

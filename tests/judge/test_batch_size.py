@@ -139,7 +139,7 @@ def test_stretches_that_did_not_finish_are_no_measurements():
 
 @pytest.mark.parametrize("sizes", [[], [64]])
 def test_fewer_than_two_sizes_cannot_tell(sizes):
-    assert not judge.saturation(stretches(kernel(10), sizes=sizes)).told
+    assert not judge.saturation(stretches(kernel(10), sizes=sizes)).is_conclusive
     assert len(judge.speeds(stretches(kernel(10), sizes=sizes))) == len(sizes)
 
 
@@ -199,8 +199,8 @@ def test_a_step_that_waits_for_data_is_input_bound(share, bound):
 def test_waits_on_both_sides_of_the_mark_cannot_tell():
     table = stretches(kernel(10), share=0.05)
     table.loc[table["seed"] == 0, "data_seconds"] *= 10
-    assert not judge.input_bound(table, batch_size=64).told
-    assert not judge.input_bound(table, batch_size=7).told
+    assert not judge.input_bound(table, batch_size=64).is_conclusive
+    assert not judge.input_bound(table, batch_size=7).is_conclusive
 
 
 def test_a_wait_that_hardly_costs_anything_does_not_matter_on_which_side_of_the_mark_it_lies():

@@ -60,7 +60,7 @@ def test_more_than_half_clipped_says_lower_the_rate():
 @pytest.mark.parametrize("x", [[], [np.nan] * 5, [0.0] * 5])
 def test_no_usable_norm_cannot_be_told(x):
     found = clipping.judge(x)
-    assert not found.told
+    assert not found.is_conclusive
     assert not found.evidence["helps"]
 
 
@@ -147,7 +147,7 @@ def test_a_rate_that_clipping_opens_comes_with_the_one_found_for_the_whole_run()
 
 def test_norms_of_nearly_always_zero_give_no_threshold_of_zero():
     found = clipping.judge([0.0] * 99 + [1.0])
-    assert not found.told
+    assert not found.is_conclusive
     assert "1 are finite and above 0" in found.summary
 
 

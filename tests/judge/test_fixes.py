@@ -35,7 +35,7 @@ def test_where_no_remedy_restores_stability_the_model_is_looked_at():
 
 
 def test_without_the_unfixed_trial_it_cannot_be_told():
-    assert not fixes.judge(tried(warmup=("stable", 0.5))).told
+    assert not fixes.judge(tried(warmup=("stable", 0.5))).is_conclusive
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])

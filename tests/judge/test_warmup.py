@@ -68,7 +68,7 @@ def test_most_seeds_must_train():
 
 
 def test_nothing_tried_cannot_be_told():
-    assert not warmup.judge([]).told
+    assert not warmup.judge([]).is_conclusive
 
 
 def test_a_missing_column_is_named():
@@ -80,7 +80,7 @@ def test_a_missing_column_is_named():
 def test_where_trials_failed_it_is_told_neither_that_no_warmup_is_needed_nor_that_none_is_enough(finals):
     failed = {"warmup_steps": 100, "lr": 10.0, "status": "failed", "final": NAN, "reason": "step 3: ValueError: oops"}
     found = warmup.judge([*rows(finals), failed])
-    assert not found.told
+    assert not found.is_conclusive
     assert f"1 of {len(finals) + 1} trials failed (step 3: ValueError: oops)" in found.summary
 
 
@@ -137,7 +137,7 @@ def test_text_and_generators_are_read_as_tables_of_numbers():
     assert warmup.judge(text, baseline="0.5", max_train_steps="100") == told
     lost = [{**row, "final": NAN} for row in trials]
     assert warmup.judge(row for row in lost) == warmup.judge(lost)
-    assert not warmup.judge(lost).told
+    assert not warmup.judge(lost).is_conclusive
 
 
 @settings(deadline=None, max_examples=40)
@@ -179,5 +179,5 @@ def test_a_ramp_that_pays_at_one_seed_only_is_not_needed():
 def test_where_the_rate_with_the_ramp_cannot_be_told_neither_can_the_warmup():
     untold = Finding(name="peak_lr", value=None, rule="C1", summary="It moves.", settle="Train longer.")
     found = warmup.confirm(opened(), compare([0.3] * 3, [0.5] * 3, 2.3), untold)
-    assert not found.told
+    assert not found.is_conclusive
     assert found.settle == "It moves. Train longer."

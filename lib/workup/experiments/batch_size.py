@@ -182,8 +182,8 @@ def _again(session: Session, attempts: pd.DataFrame, rows: pd.DataFrame, *, done
     seconds = dict(zip(seen["batch_size"], seen["step_seconds"].fillna(BUDGET["standard"]["slowest"]), strict=True))
     saturated = judge.saturation(rows, **_reach(session, attempts))
     low, high = saturated.interval or (0, 0)
-    doubt = set() if saturated.told or low == high else {n for n in seconds if low <= n <= 2 * high}
-    doubt |= set() if judge.input_bound(rows, batch_size=present).told else {present} & set(seconds)
+    doubt = set() if saturated.is_conclusive or low == high else {n for n in seconds if low <= n <= 2 * high}
+    doubt |= set() if judge.input_bound(rows, batch_size=present).is_conclusive else {present} & set(seconds)
     narrow = ((seen["high"] / seen["low"] - 1) < budget["width"]).all()
     if done < most:
         return {} if done >= least and narrow and not doubt else seconds
@@ -308,7 +308,7 @@ def _smooth(trace: Trace) -> pd.Series:
 def critical(noise: pd.DataFrame, reached: pd.DataFrame) -> Finding:
     """The critical batch size: by experiment where there was one that can tell, else predicted from the noise."""
     measured = critical_size.measured_critical(reached)
-    return measured if measured.told else critical_size.critical(noise)
+    return measured if measured.is_conclusive else critical_size.critical(noise)
 
 
 def costs(session: Session, found: Finding, speeds: pd.DataFrame) -> pd.DataFrame:

@@ -44,7 +44,7 @@ def speeds(session: Session) -> pd.DataFrame:
         again = how | {"seed": how["seed"] + block, "rounds": budget["rounds"], "seconds": budget["seconds"]}
         rows = loader.speeds(session.workload, **again)
         table = pd.concat([table, rows.assign(round=rows["round"] + block * budget["rounds"])], ignore_index=True)
-        if judge.input_bound(table, batch_size=how["batch_size"]).told:
+        if judge.input_bound(table, batch_size=how["batch_size"]).is_conclusive:
             break
     return table
 

@@ -154,7 +154,7 @@ def around_best(traces: list[Trace], best: Finding) -> list[Trace]:
     """The traces at lr* and at the next three rates above it, one a rate (playbook: C3)."""
     first = {trace.trial.lr: trace for trace in reversed(traces)}
     rates = sorted(first)
-    start = rates.index(best.value) if best.told else 0
+    start = rates.index(best.value) if best.is_conclusive else 0
     return [first[lr] for lr in rates[start : start + 4]]
 
 

@@ -69,7 +69,7 @@ class Session:
         elif setting:
             line = next(line for line in self.prescription.settings if line.name == setting)
             value, source = line.value, f"prescribed by {line.source}" if line.source else "the workload's own"
-        elif found is not None and found.told:
+        elif found is not None and found.is_conclusive:
             value, source = found.value, f"found by {found.experiment}"
         else:
             value, source = fallback, "the workload's own, or the budget's"

@@ -53,7 +53,7 @@ def schedules(trials: list[Trial]) -> dict[str, np.ndarray]:
 def refine(session: Session, traces: list[Trace]) -> list[Trace]:
     """Two lengths between the shortest that works and the next shorter one (playbook: D4); none on smoke."""
     found = best(session, traces)
-    if session.budget == "smoke" or not found.told or not found.interval or not found.evidence["peak_lr"]:
+    if session.budget == "smoke" or not found.is_conclusive or not found.interval or not found.evidence["peak_lr"]:
         return traces
     low, high = max(found.interval[0], 1.0), found.interval[1]
     lengths = {round(low * (high / low) ** share) for share in (1 / 3, 2 / 3)} - {round(low), round(high)}
@@ -129,7 +129,7 @@ def best(session: Session, traces: list[Trace]) -> Finding:
 def _edge_known(session: Session, found: Finding) -> bool:
     """Whether a rate is known to be unstable, or all up to ten times the rate are known not to be (playbook: D1)."""
     told = session.study.findings(before=session.notebook).get("unstable_lr")
-    known = told is not None and (told.told or told.confidence == "high")
+    known = told is not None and (told.is_conclusive or told.confidence == "high")
     return known or session.knobs.get("unstable_lr") is not None or "opens_with" in found.evidence
 
 

@@ -171,7 +171,7 @@ def choose(
         if paid is not None:
             text += f" It ends {paid.words('the best calm rate unclipped')}."
             facts |= {"share": paid.share, "share_interval": paid.interval, "seeds": paid.seeds}
-        if peak is not None and peak.told:
+        if peak is not None and peak.is_conclusive:
             facts |= {"peak_lr": peak.value, "peak_interval": peak.interval, "peak_confidence": peak.confidence}
             text += f" {peak.summary}"
             because = "opens a higher rate, which trains lower"

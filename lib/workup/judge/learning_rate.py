@@ -145,7 +145,7 @@ def whole_run(best: Finding, carried: Finding) -> tuple[Finding, Finding]:
     Args:
         best: from :func:`judge`. carried: from :func:`carry`.
     """
-    if not (best.told and carried.told):
+    if not (best.is_conclusive and carried.is_conclusive):
         return best, carried
     least, most = sorted((best.value, carried.value))
     low, high = best.interval or (best.value, best.value)

@@ -194,7 +194,7 @@ def causes(
     found = sorted(found, key=lambda cause: -cause[2])
     advice = {name: ADVICE[name].format(where=where, spent=spent) for name, where, _, spent in found}
     advice |= {name: f"{advice[name]} (saves up to {ms(saves)} a step)" for name, _, saves, _ in found if saves > 0}
-    told = bound.told or bool(found)
+    told = bound.is_conclusive or bool(found)
     otherwise = "nothing stands out"
     if bound.value is True:
         most = bound.evidence["waiting_share_interval"][1]

@@ -85,7 +85,7 @@ def prescribe(findings: Found, *, workload: Any) -> Prescription:
 
 def _told(findings: Found, name: str) -> Finding | None:
     found = findings.get(name)
-    return found if found is not None and found.told else None
+    return found if found is not None and found.is_conclusive else None
 
 
 def _set(setting: Setting, found: Finding, value: Any) -> Setting:
@@ -115,7 +115,7 @@ def _other_rate(found: Finding, settings: Settings) -> bool:
 def _own_rate_fails(findings: Found, settings: Settings) -> Any:
     peak, best, broken = findings.get("peak_lr"), _told(findings, "best_lr"), _told(findings, "unstable_lr")
     own = settings["peak_lr"].today
-    if (peak is not None and peak.told) or not best or not broken or own < broken.value or best.value >= own:
+    if (peak is not None and peak.is_conclusive) or not best or not broken or own < broken.value or best.value >= own:
         return None
     why = f"your {own:.3g} does not train; {best.value:.3g} leads after {best.evidence.get('horizon_steps', 'a few')}"
     changed = _set(settings["peak_lr"], best, float(best.value))

@@ -174,7 +174,7 @@ def throughput(table: pd.DataFrame, *, saturation: Finding | None = None, ax: Ax
             unit = " a step" if x == size[0] else ""
             style.note(ax, x * 1.06, y / 1.03, style.duration(seconds) + unit, style.BLUE, va="top")
     style.crosses(ax, table.loc[~fits, "batch_size"])
-    if saturation is not None and saturation.told:
+    if saturation is not None and saturation.is_conclusive:
         _shade(ax, saturation, "saturates")
     title = saturation or "Throughput and time per step by batch size"
     return style.dress(ax, title, "batch size (examples)", "throughput (examples per second)")
