@@ -157,7 +157,7 @@ class Prescription:
 
     @property
     def tried(self) -> dict[str, Any]:
-        """The settings that a run is told by, as :attr:`Finding.at` names them."""
+        """The settings that make a run what it is, named as in :attr:`Finding.at`."""
         at = {"lr": self.peak_lr, "batch_size": self.batch_size, "warmup_steps": self.warmup_steps}
         return at | {"clip_norm": self.clip_norm}
 

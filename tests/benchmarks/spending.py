@@ -70,7 +70,7 @@ def replayed(folder):
             for start in (default / 10, default, default * 10):
                 ours = replay(rates, losses, steps, start)
                 spent, whole = (sum(len(each["loss"]) for each in trials) for trials in (ours, every))
-                yield told(f"{name}, {steps} steps, from {start:g}", ours, every, spent / whole, 0.2)
+                yield row(f"{name}, {steps} steps, from {start:g}", ours, every, spent / whole, 0.2)
 
 
 def trained(reference, kept):
@@ -84,10 +84,10 @@ def trained(reference, kept):
     grid = [session.workload.lr * 10 ** (0.25 * k) for k in range(-8, 9)]
     every = session.run([experiment.at(ours[0].trial, lr, seed=seed) for lr in grid for seed in (0, 1)])
     spent, whole = (sum(len(trace.steps) for trace in traces) for traces in (ranged + ours, every))
-    return told(f"{name}, trained", experiment.table(ours), experiment.table(every), spent / whole, 0.25)
+    return row(f"{name}, trained", experiment.table(ours), experiment.table(every), spent / whole, 0.25)
 
 
-def told(name, ours, every, share, step):
+def row(name, ours, every, share, step):
     found, best = learning_rate.judge(ours), learning_rate.judge(every)
     apart = (
         abs(np.log10(found.value / best.value)) / step

@@ -43,9 +43,9 @@ def test_non_finite_norms_are_counted_and_move_no_threshold():
     x = norms()
     bad = np.concatenate([x, [np.nan, np.inf, -np.inf]])
     assert clipping.judge(bad).value == clipping.judge(x).value
-    told, clean = clipping.judge(bad).evidence, clipping.judge(x).evidence
-    assert told["nonfinite"] == 3
-    assert {k: told[k] for k in ("clipped_fraction", "outliers", "helps")} == {
+    found, clean = clipping.judge(bad).evidence, clipping.judge(x).evidence
+    assert found["nonfinite"] == 3
+    assert {k: found[k] for k in ("clipped_fraction", "outliers", "helps")} == {
         k: clean[k] for k in ("clipped_fraction", "outliers", "helps")
     }
     x[[300, 600]] = 40
@@ -153,6 +153,6 @@ def test_norms_of_nearly_always_zero_give_no_threshold_of_zero():
 
 def test_missing_values_and_text_are_read_as_numbers():
     x = norms(200)
-    told = clipping.judge([*x, np.nan])
-    assert clipping.judge([*x, None]) == clipping.judge(pd.Series([*x, pd.NA], dtype=object)) == told
-    assert clipping.judge([str(v) for v in [*x, np.nan]], percentile="90") == told
+    found = clipping.judge([*x, np.nan])
+    assert clipping.judge([*x, None]) == clipping.judge(pd.Series([*x, pd.NA], dtype=object)) == found
+    assert clipping.judge([str(v) for v in [*x, np.nan]], percentile="90") == found

@@ -92,7 +92,7 @@ def test_the_grid_asks_for_more_where_the_best_is_at_its_end():
 @pytest.mark.parametrize(
     "table",
     [[], sweep([NAN, NAN, NAN]), sweep([0.5]), sweep([0.5, 0.5, 0.5]), [{"lr": 0.1, "final": 1.0, "status": "failed"}]],
-    ids=["empty", "all diverged", "one trial", "equal losses", "nothing told"],
+    ids=["empty", "all diverged", "one trial", "equal losses", "no trial says anything"],
 )
 def test_what_cannot_be_told_is_not_guessed(table):
     for question in (learning_rate.judge, learning_rate.edge):
@@ -238,9 +238,9 @@ def test_a_table_that_is_none_is_refused_by_name(table, words):
 
 def test_text_small_floats_and_missing_values_are_read_as_numbers():
     rows = [{"lr": lr, "final": f} for lr, f in [(0.01, 0.75), (0.1, 0.25), (1.0, NAN)]]
-    told = learning_rate.judge(rows)
-    assert learning_rate.judge([{k: str(v) for k, v in r.items()} for r in rows]) == told
-    assert learning_rate.judge(pd.DataFrame(rows).astype("Float64")) == told
+    found = learning_rate.judge(rows)
+    assert learning_rate.judge([{k: str(v) for k, v in r.items()} for r in rows]) == found
+    assert learning_rate.judge(pd.DataFrame(rows).astype("Float64")) == found
     assert learning_rate.judge(pd.DataFrame(rows).astype(np.float16)).value == pytest.approx(0.1, rel=1e-3)
 
 

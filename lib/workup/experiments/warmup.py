@@ -128,8 +128,8 @@ def best(session: Session, traces: list[Trace]) -> Finding:
 
 def _edge_known(session: Session, found: Finding) -> bool:
     """Whether a rate is known to be unstable, or all up to ten times the rate are known not to be (playbook: D1)."""
-    told = session.study.findings(before=session.notebook).get("unstable_lr")
-    known = told is not None and (told.is_conclusive or told.confidence == "high")
+    edge = session.study.findings(before=session.notebook).get("unstable_lr")
+    known = edge is not None and (edge.is_conclusive or edge.confidence == "high")
     return known or session.knobs.get("unstable_lr") is not None or "opens_with" in found.evidence
 
 

@@ -181,8 +181,8 @@ def choose(
     caveats = (*proposed.caveats, *((AGGRESSIVE,) if share > 0.5 else ()))
     common: dict[str, Any] = {"rule": RULE, "confidence": "medium", "caveats": caveats}
     clip = Finding(name="clip_norm", value=limit or "none", summary=text, evidence=facts, because=because, **common)
-    told = f"{share:.0%} of updates are clipped at {limit:.3g}." if limit else "Nothing is clipped."
-    return clip, Finding(name="clipped_fraction", value=share, summary=told, evidence={"clip_norm": limit}, **common)
+    clips = f"{share:.0%} of updates are clipped at {limit:.3g}." if limit else "Nothing is clipped."
+    return clip, Finding(name="clipped_fraction", value=share, summary=clips, evidence={"clip_norm": limit}, **common)
 
 
 def _lower(rows: pd.DataFrame) -> Difference | None:

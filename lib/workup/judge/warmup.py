@@ -68,8 +68,8 @@ def judge(
     )
     if failed.empty or found.value:
         return found
-    told = "reason" in failed and pd.notna(failed["reason"].iloc[0])
-    why = failed["reason" if told else "status"].iloc[0]
+    explained = "reason" in failed and pd.notna(failed["reason"].iloc[0])
+    why = failed["reason" if explained else "status"].iloc[0]
     return dataclasses.replace(
         found,
         value=None,

@@ -70,7 +70,7 @@ def summary(study: Study) -> Summary:
         return Summary([], "", [], [], "")
     found = study.findings()
     rows = [HEADER, *map(_row, written["settings"])]
-    untold = sorted(
+    inconclusive = sorted(
         (finding for finding in found.values() if not finding.is_conclusive and finding.name != "improvement"),
         key=lambda finding: _cost(finding.experiment),
     )
@@ -82,8 +82,8 @@ def summary(study: Study) -> Summary:
         settings=rows,
         worth=worth,
         conflicts=[conflict["text"] for conflict in conflicts if conflict is not stale],
-        open=[(title(finding.name), finding.summary) for finding in untold],
-        command=_command(study, records[-1] if records else {}, runs, untold, found.get("improvement")),
+        open=[(title(finding.name), finding.summary) for finding in inconclusive],
+        command=_command(study, records[-1] if records else {}, runs, inconclusive, found.get("improvement")),
     )
 
 
@@ -104,12 +104,13 @@ def _worth(gain: Finding | None, stale: Mapping[str, Any] | None) -> str:
 
 
 def _command(
-    study: Study, record: Mapping[str, Any], runs: list[str], untold: list[Finding], gain: Finding | None
+    study: Study, record: Mapping[str, Any], runs: list[str], inconclusive: list[Finding], gain: Finding | None
 ) -> str:
     """Runs that resolve a conflict first, at the same budget; else the cheapest open question's, at a larger one."""
     budget = record.get("budget", "standard")
     wanted = sorted(
-        untold + ([gain] if gain is not None and not gain.is_conclusive else []), key=lambda f: _cost(f.experiment)
+        inconclusive + ([gain] if gain is not None and not gain.is_conclusive else []),
+        key=lambda f: _cost(f.experiment),
     )
     if runs:
         notebooks = min(runs, key=lambda run: (len(run), run))
