@@ -37,9 +37,9 @@ def load(session: "Session") -> Log:
     """The log that the notebook was given; without one, that of a short trial of the workload as it stands."""
     from workup.notebooks import project_root
 
-    given = session.settle("log", fallback=None)
+    given = session.resolve_parameter("log", fallback=None)
     if given is not None:
-        pairs = (session.settle("columns", fallback=None) or "").split(",")
+        pairs = (session.resolve_parameter("columns", fallback=None) or "").split(",")
         return read(project_root() / given, columns=assigned(list(filter(None, pairs))))
     own, steps = session.workload, BUDGET[session.budget]["steps"]
     every = steps // 10 if own.eval_data is not None else 0

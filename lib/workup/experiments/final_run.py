@@ -30,8 +30,10 @@ def plan(session: Session, prescription: Prescription, *, more: int = 0) -> Mapp
         more: seeds beyond those of the budget.
     """
     budget, own = BUDGET[session.budget], session.workload
-    steps = min(int(session.settle("steps", fallback=budget["steps"] or own.max_train_steps)), own.max_train_steps)
-    seeds = int(session.settle("seeds", fallback=budget["seeds"][0])) + more
+    steps = min(
+        int(session.resolve_parameter("steps", fallback=budget["steps"] or own.max_train_steps)), own.max_train_steps
+    )
+    seeds = int(session.resolve_parameter("seeds", fallback=budget["seeds"][0])) + more
     shared = {
         "steps": steps,
         "shape": "workload",

@@ -34,9 +34,9 @@ NOT_SHAKY = ("stable", "cannot_tell")
 def plan(session: Session) -> list[Trial]:
     """One run at each multiple of the prescribed rate, evaluated after every step; equal weights and batches."""
     budget = BUDGET[session.budget]
-    lr = session.settle("lr", setting="peak_lr")
-    size = session.settle("batch_size", setting="batch_size")
-    steps = min(int(session.settle("steps", fallback=budget["steps"])), session.workload.max_train_steps)
+    lr = session.resolve_parameter("lr", setting="peak_lr")
+    size = session.resolve_parameter("batch_size", setting="batch_size")
+    steps = min(int(session.resolve_parameter("steps", fallback=budget["steps"])), session.workload.max_train_steps)
     base = Trial(
         lr=float(f"{lr:.6g}"),
         steps=steps,

@@ -30,11 +30,11 @@ RISE = 1e3
 
 def _first(session: Session) -> Trial:
     """A trial at the rate where the user stands."""
-    wanted = session.settle("steps", fallback=BUDGET[session.budget]["steps"])
-    size = session.settle("batch_size", setting="batch_size")
+    wanted = session.resolve_parameter("steps", fallback=BUDGET[session.budget]["steps"])
+    size = session.resolve_parameter("batch_size", setting="batch_size")
     steps = min(int(wanted), session.workload.max_train_steps)
     return Trial(
-        lr=session.settle("lr", fallback=session.workload.lr),
+        lr=session.resolve_parameter("lr", fallback=session.workload.lr),
         steps=steps,
         batch_size=int(size),
         seed=session.seed,

@@ -29,13 +29,13 @@ def plan(session: Session) -> list[Trial]:
     final losses can be compared.
     """
     own = session.workload
-    lr = session.settle("lr", setting="peak_lr")
-    best = session.settle("best_lr", finding="best_lr", fallback=lr)
-    unstable = session.settle("unstable_lr", finding="unstable_lr", fallback=best)
-    factor = session.settle("base_factor", fallback=10.0)
-    size = session.settle("batch_size", setting="batch_size")
+    lr = session.resolve_parameter("lr", setting="peak_lr")
+    best = session.resolve_parameter("best_lr", finding="best_lr", fallback=lr)
+    unstable = session.resolve_parameter("unstable_lr", finding="unstable_lr", fallback=best)
+    factor = session.resolve_parameter("base_factor", fallback=10.0)
+    size = session.resolve_parameter("batch_size", setting="batch_size")
     tenth = max(1, own.max_train_steps // 10)
-    cap = session.settle("longest_warmup", fallback=BUDGET[session.budget] or tenth)
+    cap = session.resolve_parameter("longest_warmup", fallback=BUDGET[session.budget] or tenth)
     longest = min(int(cap), tenth)
     base = Trial(lr=float(f"{lr:.6g}"), steps=longest * (1 + POST_WARMUP), batch_size=int(size), seed=session.seed)
     lengths = [0, *(10**k for k in range(1, 7) if 10**k < longest), longest]
