@@ -144,7 +144,7 @@ def _loop(
         recorder.end(loss, norm)
         if trial.eval_every and (step + 1) % trial.eval_every == 0:
             recorder.evaluated(evaluate(workload, forward, evaluation, device))
-        if recorder.hopeless(SCALER_PATIENCE if scaler else 1):
+        if recorder.has_diverged(SCALER_PATIENCE if scaler else 1):
             return
         if save is not None and recorder.save_due():
             save(recorder.trace("interrupted", f"saved at step {recorder.done}"))
@@ -296,7 +296,7 @@ class Recorder:
         # A number is at hand on a CPU; elsewhere asking for it would wait for the device.
         self.rows[name][step] = value.detach() if self.queued else value.item()
 
-    def hopeless(self, patience: int) -> bool:
+    def has_diverged(self, patience: int) -> bool:
         """Whether the last ``patience`` losses were non-finite; asked of a queued device only now and then."""
         last = self.done == self.trial.steps
         if self.queued and self.done % CHECK_EVERY and not last:

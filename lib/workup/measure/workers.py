@@ -68,11 +68,11 @@ def recipe(workload: Workload, reference: str | None, executor: str = "processes
         try:
             pickle.dumps(getattr(workload, field.name))
         except Exception as error:
-            raise unsent(f"{field.name} of {workload.name!r}: {error}", executor) from error
+            raise cannot_send(f"{field.name} of {workload.name!r}: {error}", executor) from error
     return reference or pickle.dumps(workload)
 
 
-def unsent(why: str, executor: str = "processes") -> ParameterError:
+def cannot_send(why: str, executor: str = "processes") -> ParameterError:
     hint = "Give the workload's reference, 'path/to/file.py:name'."
     return ParameterError(f"executor '{executor}': the workload cannot be sent to a process ({why}). {hint}")
 
@@ -225,7 +225,7 @@ def _serve(pipe: Any, recipe: Any, device: str, environment: Mapping[str, str], 
         try:
             workload = load(recipe) if isinstance(recipe, str) else pickle.loads(recipe)
         except Exception as error:
-            return pipe.send(("error", -1, error if isinstance(error, WorkupError) else unsent(f"{error}")))
+            return pipe.send(("error", -1, error if isinstance(error, WorkupError) else cannot_send(f"{error}")))
         batch_cache = memory.batch_cache(workload, [], device)
         while True:
             trials, work = pipe.recv()
