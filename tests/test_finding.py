@@ -21,7 +21,7 @@ def test_a_finding_comes_back_from_json_and_names_what_json_cannot_hold():
 def test_a_finding_that_cannot_tell_must_say_what_would_settle_it():
     with pytest.raises(ValueError, match="settle"):
         Finding(name="best_lr", value=None, **FACTS)
-    assert not Finding(name="stability", value="cannot_tell", settle="a longer run", **FACTS).told
+    assert not Finding(name="stability", value="cannot_tell", settle="a longer run", **FACTS).is_conclusive
 
 
 def test_the_lines_for_plain_pytorch_run_and_follow_the_schedule():

@@ -113,8 +113,8 @@ def test_a_mistake_in_what_was_asked_exits_with_2(capsys, arguments, message):
 def test_json_holds_what_is_not_finite_by_name(capsys):
     run("bad.csv", grad_norm=np.r_[np.ones(299), np.inf])
     _, out, _ = read(capsys, "bad.csv", "--json")
-    told = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert [finding["name"] for finding in told[0]["findings"]] == ["stability", "clip_norm"]
+    printed = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert [finding["name"] for finding in printed[0]["findings"]] == ["stability", "clip_norm"]
 
 
 def test_following_prints_a_line_at_each_change_and_exits_by_the_last(capsys, monkeypatch):
@@ -132,8 +132,8 @@ def test_following_prints_a_line_at_each_change_and_exits_by_the_last(capsys, mo
     run("live.csv", steps=40, **{key: values[:40] for key, values in columns.items()})
     monkeypatch.setattr(logs.time, "sleep", wait)
     code, out, _ = read(capsys, "live.csv", "--follow")
-    told = [line.partition(", ")[0] for line in out.splitlines() if line.startswith("step ")]
-    assert told == ["step 39", "step 59", "step 299"]
+    printed = [line.partition(", ")[0] for line in out.splitlines() if line.startswith("step ")]
+    assert printed == ["step 39", "step 59", "step 299"]
     assert code == 1
 
 
@@ -154,4 +154,4 @@ def test_norms_logged_after_clipping_give_no_threshold_and_are_told():
     assert (found.name, found.value) == ("clip_norm", None)
     assert "stop at 1: they were logged after clipping" in found.summary
     run("open.csv", grad_norm=np.exp(np.random.default_rng(0).standard_normal(300)))
-    assert existing_logs.judge(logs.read("open.csv"))[1].told
+    assert existing_logs.judge(logs.read("open.csv"))[1].is_conclusive

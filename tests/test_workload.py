@@ -67,8 +67,8 @@ def test_loading_leaves_the_random_state_and_draws_the_same_weights_each_time(fi
 
 def test_a_fingerprint_is_the_same_in_another_process(file):
     code = "import workup, workup.workload; print(workup.workload.fingerprint(workup.load('mine.py:workload')))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert told.strip() == str(fingerprint(load("mine.py:workload")))
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == str(fingerprint(load("mine.py:workload")))
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def read_command(paths: tuple[str, ...], pairs: tuple[str, ...], as_json: bool, 
 
     if follow and (as_json or len(paths) > 1):
         raise ParameterError("read --follow: name one LOG, without --json.")
-    columns, code, told = assigned(pairs), 0, []
+    columns, code, read = assigned(pairs), 0, []
     for path in paths:
         try:
             log = _followed(path, columns) if follow else logs.read(path, columns=columns)
@@ -144,11 +144,11 @@ def read_command(paths: tuple[str, ...], pairs: tuple[str, ...], as_json: bool, 
         wrong = [finding.name for finding in problems(found)]
         code = max(code, int(bool(wrong)))
         about = {"log": path, "format": log.format, "columns": dict(log.columns), "notes": list(log.notes)}
-        told.append({**about, "findings": [finding.to_dict() for finding in found], "problems": wrong})
+        read.append({**about, "findings": [finding.to_dict() for finding in found], "problems": wrong})
         if not as_json:
             _tell(log, found, wrong)
     if as_json:
-        click.echo(json.dumps(told, indent=2, allow_nan=False))
+        click.echo(json.dumps(read, indent=2, allow_nan=False))
     sys.exit(code)
 
 
@@ -180,7 +180,7 @@ def _tell(log: "Log", found: "Sequence[Finding]", wrong: Sequence[str]) -> None:
     click.echo(f"  read as {', '.join(f'{ours}={theirs}' for ours, theirs in log.columns.items())}")
     for note in log.notes:
         click.echo(f"  note: {note}")
-    verdict = "No problem found" if found[0].told else "Whether training is stable cannot be told"
+    verdict = "No problem found" if found[0].is_conclusive else "Whether training is stable cannot be told"
     click.echo(f"{cards(found)!r}\n{'Problems: ' + ', '.join(map(title, wrong)) if wrong else verdict}.\n")
 
 

@@ -31,7 +31,7 @@ class Finding:
         experiment: the notebook that found it; filled in by the study.
 
     Example:
-        >>> Finding(name="best_lr", value=0.03, rule="playbook: C1", summary="0.03 trains best.").told
+        >>> Finding(name="best_lr", value=0.03, rule="playbook: C1", summary="0.03 trains best.").is_conclusive
         True
     """
 
@@ -52,11 +52,11 @@ class Finding:
     def __post_init__(self) -> None:
         if self.confidence not in CONFIDENCE:
             raise ValueError(f"Finding(confidence={self.confidence!r}): one of {', '.join(CONFIDENCE)}.")
-        if not self.told and not self.settle:
+        if not self.is_conclusive and not self.settle:
             raise ValueError(f"Finding(name={self.name!r}) cannot tell, so it must say what would settle it: settle=….")
 
     @property
-    def told(self) -> bool:
+    def is_conclusive(self) -> bool:
         """Whether there is an answer."""
         return self.value is not None and self.value != "cannot_tell"
 
@@ -157,7 +157,7 @@ class Prescription:
 
     @property
     def tried(self) -> dict[str, Any]:
-        """The settings that a run is told by, as :attr:`Finding.at` names them."""
+        """The settings that make a run what it is, named as in :attr:`Finding.at`."""
         at = {"lr": self.peak_lr, "batch_size": self.batch_size, "warmup_steps": self.warmup_steps}
         return at | {"clip_norm": self.clip_norm}
 

@@ -66,7 +66,7 @@ def several(references: Sequence[str], **asked: Any) -> int:
 
 
 def _one_of(reference: str, asked: dict[str, Any]) -> int:
-    """A workbook among several: a mistake in one is told and does not stop the others."""
+    """A workbook among several: a mistake in one is printed and does not stop the others."""
     click.echo(f"== {reference}")
     try:
         return workbook_of(reference, **asked)

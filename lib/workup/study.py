@@ -217,7 +217,7 @@ class Study:
         found: dict[str, Finding] = {}
         for finding in (f for body in self.records(before=before) for f in body["findings"]):
             earlier = found.get(finding.name)
-            if finding.told or earlier is None or not earlier.told:
+            if finding.is_conclusive or earlier is None or not earlier.is_conclusive:
                 found[finding.name] = finding
         return found
 

@@ -38,10 +38,10 @@ def compare(name):
     for size, rows in reached.groupby("batch_size"):
         steps = {float(row.lr): row.steps for row in rows.itertuples()}
         print(f"  {size:>6}  steps by learning rate: {steps}")
-    if measured.told:
+    if measured.is_conclusive:
         low, high = predicted.interval
         held = "holds" if low <= measured.value <= high else "does not hold"
-        ratio = measured.value / predicted.value if predicted.told else float("nan")
+        ratio = measured.value / predicted.value if predicted.is_conclusive else float("nan")
         print(f"  the interval predicted {held} the size measured, at {ratio:.2f} of the noise scale", flush=True)
 
 

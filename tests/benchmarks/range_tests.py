@@ -134,8 +134,8 @@ def main() -> None:
         print(pd.DataFrame(rows[-9:]).to_string(index=False, header=False, float_format="{:.3g}".format), flush=True)
     found = pd.DataFrame(rows)
     print(found.pivot(index="workload", columns="rule", values="regret").T.to_string(float_format="{:.1%}".format))
-    told = found.groupby("rule", sort=False)["regret"]
-    print(told.agg(["median", "max", "count"]).to_string(float_format="{:.1%}".format))
+    by_rule = found.groupby("rule", sort=False)["regret"]
+    print(by_rule.agg(["median", "max", "count"]).to_string(float_format="{:.1%}".format))
 
 
 if __name__ == "__main__":

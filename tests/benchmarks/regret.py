@@ -70,7 +70,7 @@ def carried(trials: pd.DataFrame, steps: int, span: int) -> dict[tuple[float, ..
         found = learning_rate.carry(trials, steps, steps=span)
         for decline, own in itertools.product(GRID["DECLINE"], GRID["own"]):
             constants = horizon.WITHIN, horizon.NEAR, decline, own
-            rates[constants] = with_decline(found, steps / span, decline, own) if found.told else None
+            rates[constants] = with_decline(found, steps / span, decline, own) if found.is_conclusive else None
     horizon.WITHIN, horizon.NEAR = ours
     return rates
 
@@ -106,15 +106,15 @@ def main() -> None:
     for name, runs, tables, steps in sweeps(given.folder, given.every, given.after):
         for at, trials in tables.items():
             span, best = min(2000, steps) if at != "10%" else steps // 10, runs.final_train.idxmin()
-            told = {"horizon": at, "sweep": name, "best": best}
+            about_run = {"horizon": at, "sweep": name, "best": best}
             leads = learning_rate.judge(trials.drop(columns="loss")).value
-            rows.append(told | {"who": "leader", "lr": leads, "regret": regret(runs, leads)})
+            rows.append(about_run | {"who": "leader", "lr": leads, "regret": regret(runs, leads)})
             ours = learning_rate.carry(trials, steps, steps=span)
             low, high = ours.interval or (np.nan, np.nan)
             about = {"low": low, "high": high, "inside": low <= best <= high, "sure": ours.confidence}
-            rows.append(told | {"who": "workup", "lr": ours.value, "regret": regret(runs, ours.value)} | about)
+            rows.append(about_run | {"who": "workup", "lr": ours.value, "regret": regret(runs, ours.value)} | about)
             for constants, lr in carried(trials, steps, span).items():
-                tried.append(told | {"constants": constants, "lr": lr, "regret": regret(runs, lr)})
+                tried.append(about_run | {"constants": constants, "lr": lr, "regret": regret(runs, lr)})
     found = pd.concat([pd.DataFrame(rows), *unseen(pd.DataFrame(tried))], ignore_index=True)
     key = ["horizon", "sweep", "best"]
     shown = found.pivot(index=key, columns="who", values=["lr", "regret"])
@@ -122,11 +122,11 @@ def main() -> None:
     shown = shown.join(found[found.who == "workup"].set_index(key)[["low", "high", "inside", "sure"]])
     print(shown.to_string(float_format="{:.3g}".format))
     for (at, who), part in found.groupby(["horizon", "who"]):
-        told = part["regret"].dropna()
+        lost = part["regret"].dropna()
         inside = part.loc[part["low"].notna(), "inside"]
         print(
-            f"{at} {who}: median {told.median():.2%}, worst {told.max():.2%}, diverge {np.isinf(told).sum()}, "
-            f"cannot tell {len(part) - len(told)} of {len(part)}"
+            f"{at} {who}: median {lost.median():.2%}, worst {lost.max():.2%}, diverge {np.isinf(lost).sum()}, "
+            f"cannot tell {len(part) - len(lost)} of {len(part)}"
             + (f", interval holds the best {inside.astype(bool).sum()} of {len(inside)}" if len(inside) else "")
         )
 

@@ -55,13 +55,18 @@ def compared(name: str, steps: int) -> pd.DataFrame:
     for kind, shape in KINDS.items():
         found = horizon.carry(sweep(workload, int(SHARE * steps), shape, (0, 5)), steps, decaying=True)
         low, high = found.interval or (np.nan, np.nan)
-        told = {"workload": name, "trials": kind, "leader": found.evidence.get("leader"), "best": finals.idxmin()}
-        told["inside"] = low <= told["best"] <= high
-        for decline in DECLINES if found.told else ():
+        about_sweep = {
+            "workload": name,
+            "trials": kind,
+            "leader": found.evidence.get("leader"),
+            "best": finals.idxmin(),
+        }
+        about_sweep["inside"] = low <= about_sweep["best"] <= high
+        for decline in DECLINES if found.is_conclusive else ():
             lr = found.value * SHARE**decline
             loss = finals.iloc[int(np.argmin(np.abs(np.log(finals.index / lr))))]
             away = {"decline": decline, "lr": lr, "apart": math.log10(lr / finals.idxmin())}
-            rows.append(told | away | {"regret": (loss - best) / (start - best)})
+            rows.append(about_sweep | away | {"regret": (loss - best) / (start - best)})
     return pd.DataFrame(rows)
 
 

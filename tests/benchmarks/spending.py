@@ -70,7 +70,7 @@ def replayed(folder):
             for start in (default / 10, default, default * 10):
                 ours = replay(rates, losses, steps, start)
                 spent, whole = (sum(len(each["loss"]) for each in trials) for trials in (ours, every))
-                yield told(f"{name}, {steps} steps, from {start:g}", ours, every, spent / whole, 0.2)
+                yield row(f"{name}, {steps} steps, from {start:g}", ours, every, spent / whole, 0.2)
 
 
 def trained(reference, kept):
@@ -84,18 +84,18 @@ def trained(reference, kept):
     grid = [session.workload.lr * 10 ** (0.25 * k) for k in range(-8, 9)]
     every = session.run([experiment.at(ours[0].trial, lr, seed=seed) for lr in grid for seed in (0, 1)])
     spent, whole = (sum(len(trace.steps) for trace in traces) for traces in (ranged + ours, every))
-    return told(f"{name}, trained", experiment.table(ours), experiment.table(every), spent / whole, 0.25)
+    return row(f"{name}, trained", experiment.table(ours), experiment.table(every), spent / whole, 0.25)
 
 
-def told(name, ours, every, share, step):
+def row(name, ours, every, share, step):
     found, best = learning_rate.judge(ours), learning_rate.judge(every)
     apart = (
         abs(np.log10(found.value / best.value)) / step
-        if found.told and best.told
-        else np.inf * (found.told != best.told)
+        if found.is_conclusive and best.is_conclusive
+        else np.inf * (found.is_conclusive != best.is_conclusive)
     )
     region = best.evidence.get("region", [np.nan])
-    as_good = bool(found.told and region[0] * 0.99 <= found.value <= region[-1] * 1.01)
+    as_good = bool(found.is_conclusive and region[0] * 0.99 <= found.value <= region[-1] * 1.01)
     return {"sweep": name, "best": best.value, "found": found.value, "apart": apart, "as_good": as_good, "share": share}
 
 

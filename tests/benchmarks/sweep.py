@@ -42,8 +42,8 @@ def one(name, executor, steps):
     start = time.perf_counter()
     found = dict(execute(workload, trials, executor=executor, reference=name, note=notes.append))
     seconds = time.perf_counter() - start
-    told = {i: (t.trial.lr, t.steps.loss.to_numpy(), t.versions["executor"]) for i, t in found.items()}
-    sys.stdout.buffer.write(pickle.dumps((seconds, told, notes)))
+    summary = {i: (t.trial.lr, t.steps.loss.to_numpy(), t.versions["executor"]) for i, t in found.items()}
+    sys.stdout.buffer.write(pickle.dumps((seconds, summary, notes)))
 
 
 def run(name, executor, steps):

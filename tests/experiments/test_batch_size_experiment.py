@@ -79,7 +79,7 @@ def test_where_nothing_fits_the_findings_say_so(session):
     stretches = experiment.sweep(notebook, attempts)
     critical = experiment.critical(experiment.noise(notebook), experiment.to_goal(notebook))
     found = experiment.conclude(notebook, attempts, stretches, critical)
-    assert not any(finding.told for finding in found if finding.name != "critical_batch_size")
+    assert not any(finding.is_conclusive for finding in found if finding.name != "critical_batch_size")
 
 
 def test_batch_norm_layers_are_named(tmp_path):
@@ -149,7 +149,7 @@ def test_sizes_past_a_small_data_set_are_measured_and_never_recommended(session,
     recommended, feasible, saturated, *_ = experiment.conclude(notebook, attempts, stretches, critical)
     assert feasible.value == 64
     assert recommended.value <= 64
-    assert not saturated.told or saturated.value == "does not matter" or saturated.value > 0
+    assert not saturated.is_conclusive or saturated.value == "does not matter" or saturated.value > 0
     assert experiment.costs(notebook, critical, experiment.speeds(stretches, attempts))["batch_size"].max() <= 100
 
 

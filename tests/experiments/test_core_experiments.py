@@ -239,7 +239,7 @@ def test_a_threshold_is_not_ruled_out_by_trials_that_failed(session):
     traces = session.run(clipping.plan(session))
     clipped = session.run(clipping.plan_clipped(session, traces))
     for found in clipping.conclude(session, traces, clipped, clipping.open_table({}, [])):
-        assert not found.told
+        assert not found.is_conclusive
         assert "trials failed (step " in found.summary
 
 

@@ -109,16 +109,16 @@ def test_the_environment_stands_in_for_defaults_only(given, monkeypatch):
 
 def test_a_knob_is_taken_as_given_else_found_else_from_the_workload(given):
     session = begin(given)
-    assert session.settle("lr", finding="best_lr", fallback=0.1) == 0.1
+    assert session.resolve_parameter("lr", finding="best_lr", fallback=0.1) == 0.1
     assert "no best_lr yet" in session.sources["lr"]["from"]
     session.study.record("02_batch_size", [Finding(name="best_lr", value=0.3, rule="C1", summary="…")])
-    assert begin(given).settle("lr", finding="best_lr", fallback=0.1) == 0.3
-    assert begin(given, lr=0.7).settle("lr", finding="best_lr", fallback=0.1) == 0.7
+    assert begin(given).resolve_parameter("lr", finding="best_lr", fallback=0.1) == 0.3
+    assert begin(given, lr=0.7).resolve_parameter("lr", finding="best_lr", fallback=0.1) == 0.7
     # What this notebook or a later one found is not what it works around: a second run does as the first.
     session.study.record("04_learning_rate", [Finding(name="best_lr", value=0.9, rule="C1", summary="…")])
-    assert begin(given).settle("lr", finding="best_lr", fallback=0.1) == 0.3
+    assert begin(given).resolve_parameter("lr", finding="best_lr", fallback=0.1) == 0.3
     with pytest.raises(ParameterError, match=r"lr=-1\.0 must be positive"):
-        begin(given, lr=-1).settle("lr", fallback=0.1)
+        begin(given, lr=-1).resolve_parameter("lr", fallback=0.1)
 
 
 def test_a_finished_trial_is_read_and_not_run_again(given):

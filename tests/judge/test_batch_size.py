@@ -33,8 +33,8 @@ def attempts(*rows):
     return table.assign(peak_bytes=2**28, reason="")
 
 
-UNTOLD = Finding(name="critical_batch_size", value=None, rule="", summary="", settle="x")
-TOLD = dataclasses.replace(UNTOLD, value=100)
+INCONCLUSIVE = Finding(name="critical_batch_size", value=None, rule="", summary="", settle="x")
+CONCLUSIVE = dataclasses.replace(INCONCLUSIVE, value=100)
 SATURATED = Finding(name="saturation_batch_size", value=512, interval=(512, 512), rule="", summary="")
 
 
@@ -81,7 +81,7 @@ def test_growth_up_to_all_that_can_be_used_does_not_matter(by, most):
     assert (found.value, found.confidence, found.interval) == (NO_MATTER, "high", None)
     assert f"{by} allows no batch above {most}" in found.summary
     speeds = judge.speeds(stretches(kernel(1e6), sizes=[size for size in SIZES if size <= most]))
-    assert judge.choose(speeds, found, UNTOLD, present=64)[0][0] == max(s for s in SIZES if s <= most)
+    assert judge.choose(speeds, found, INCONCLUSIVE, present=64)[0][0] == max(s for s in SIZES if s <= most)
 
 
 def test_growth_that_memory_does_not_end_within_doubt_of_its_last_sizes_cannot_tell():
@@ -139,7 +139,7 @@ def test_stretches_that_did_not_finish_are_no_measurements():
 
 @pytest.mark.parametrize("sizes", [[], [64]])
 def test_fewer_than_two_sizes_cannot_tell(sizes):
-    assert not judge.saturation(stretches(kernel(10), sizes=sizes)).told
+    assert not judge.saturation(stretches(kernel(10), sizes=sizes)).is_conclusive
     assert len(judge.speeds(stretches(kernel(10), sizes=sizes))) == len(sizes)
 
 
@@ -199,8 +199,8 @@ def test_a_step_that_waits_for_data_is_input_bound(share, bound):
 def test_waits_on_both_sides_of_the_mark_cannot_tell():
     table = stretches(kernel(10), share=0.05)
     table.loc[table["seed"] == 0, "data_seconds"] *= 10
-    assert not judge.input_bound(table, batch_size=64).told
-    assert not judge.input_bound(table, batch_size=7).told
+    assert not judge.input_bound(table, batch_size=64).is_conclusive
+    assert not judge.input_bound(table, batch_size=7).is_conclusive
 
 
 def test_a_wait_that_hardly_costs_anything_does_not_matter_on_which_side_of_the_mark_it_lies():
@@ -225,41 +225,43 @@ def test_a_device_that_works_through_a_queue_may_be_busy_while_its_loop_waits():
 
 def test_no_size_beyond_saturation_is_chosen():
     speeds = judge.speeds(stretches(kernel(60)))
-    chosen = judge.choose(speeds, SATURATED, UNTOLD, present=64)
+    chosen = judge.choose(speeds, SATURATED, INCONCLUSIVE, present=64)
     assert [size for size, _ in chosen] == [512, 256, 128, 64, 32, 16, 8]
     assert chosen[0][1] == "the smallest size at full throughput"
 
 
 def test_a_small_critical_size_ends_the_growth_before_saturation_does():
     speeds = judge.speeds(stretches(kernel(60)))
-    small = dataclasses.replace(TOLD, value=2)
-    large = dataclasses.replace(TOLD, value=5000)
+    small = dataclasses.replace(CONCLUSIVE, value=2)
+    large = dataclasses.replace(CONCLUSIVE, value=5000)
     assert judge.choose(speeds, SATURATED, small, present=64)[0][0] < 64
     assert judge.choose(speeds, SATURATED, large, present=64)[0][0] == 512
 
 
 def test_a_rough_critical_size_never_shrinks_the_size_in_use():
     speeds = judge.speeds(stretches(kernel(60)))
-    rough = dataclasses.replace(TOLD, value=2, confidence="low")
+    rough = dataclasses.replace(CONCLUSIVE, value=2, confidence="low")
     assert judge.choose(speeds, SATURATED, rough, present=64)[0][0] == 64
 
 
 def test_an_interval_of_the_critical_size_gives_the_size_that_loses_least_wherever_it_lies():
     speeds = judge.speeds(stretches(kernel(60)))
-    wide = dataclasses.replace(TOLD, interval=(20, 500))
-    ends = [judge.choose(speeds, SATURATED, dataclasses.replace(TOLD, value=n), present=8)[0][0] for n in (20, 500)]
+    wide = dataclasses.replace(CONCLUSIVE, interval=(20, 500))
+    ends = [
+        judge.choose(speeds, SATURATED, dataclasses.replace(CONCLUSIVE, value=n), present=8)[0][0] for n in (20, 500)
+    ]
     chosen = judge.choose(speeds, SATURATED, wide, present=8)[0][0]
     assert ends[0] < chosen < ends[1]
-    endless = dataclasses.replace(UNTOLD, interval=(1e5, math.inf))
+    endless = dataclasses.replace(INCONCLUSIVE, interval=(1e5, math.inf))
     assert judge.choose(speeds, SATURATED, endless, present=8)[0][0] == 512
 
 
 def test_a_size_that_is_no_power_of_two_competes_only_where_it_is_todays():
     speeds = judge.speeds(stretches(kernel(60), sizes=[64, 100, 128]))
-    assert [size for size, _ in judge.choose(speeds, SATURATED, UNTOLD, present=64)] == [128, 64]
-    assert [size for size, _ in judge.choose(speeds, SATURATED, UNTOLD, present=100)] == [128, 100, 64]
+    assert [size for size, _ in judge.choose(speeds, SATURATED, INCONCLUSIVE, present=64)] == [128, 64]
+    assert [size for size, _ in judge.choose(speeds, SATURATED, INCONCLUSIVE, present=100)] == [128, 100, 64]
     most = judge.speeds(stretches(kernel(60), sizes=[64, 128, 240]))
-    assert judge.choose(most, SATURATED, UNTOLD, present=240)[0][0] == 240
+    assert judge.choose(most, SATURATED, INCONCLUSIVE, present=240)[0][0] == 240
 
 
 # -- the recommendation -----------------------------------------------------------------------

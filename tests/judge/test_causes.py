@@ -56,5 +56,5 @@ def test_a_suspect_that_its_experiment_does_not_confirm_is_told_and_is_not_the_c
 
 def test_without_a_rate_that_is_stable_or_a_sign_no_cause_is_told():
     found = causes.judge({"begin": 40, "lr": 0.2})
-    assert not found.told
+    assert not found.is_conclusive
     assert causes.judge({}).value == "none"

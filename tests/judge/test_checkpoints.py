@@ -42,7 +42,7 @@ def test_what_cannot_be_told_says_why_and_what_would_settle_it(present, prescrib
 def test_a_difference_too_small_to_matter_is_an_answer():
     table = runs([1.0, 1.001, 0.999], [0.999, 1.001, 1.0], initial=[2.3] * 6)
     found = checkpoints.judge(table)
-    assert found.told
+    assert found.is_conclusive
     assert found.summary.startswith("No difference that matters")
     assert found.evidence["matters"] is False
     assert abs(found.evidence["share_of_descent"]) < 0.001

@@ -43,9 +43,9 @@ def test_non_finite_norms_are_counted_and_move_no_threshold():
     x = norms()
     bad = np.concatenate([x, [np.nan, np.inf, -np.inf]])
     assert clipping.judge(bad).value == clipping.judge(x).value
-    told, clean = clipping.judge(bad).evidence, clipping.judge(x).evidence
-    assert told["nonfinite"] == 3
-    assert {k: told[k] for k in ("clipped_fraction", "outliers", "helps")} == {
+    found, clean = clipping.judge(bad).evidence, clipping.judge(x).evidence
+    assert found["nonfinite"] == 3
+    assert {k: found[k] for k in ("clipped_fraction", "outliers", "helps")} == {
         k: clean[k] for k in ("clipped_fraction", "outliers", "helps")
     }
     x[[300, 600]] = 40
@@ -60,7 +60,7 @@ def test_more_than_half_clipped_says_lower_the_rate():
 @pytest.mark.parametrize("x", [[], [np.nan] * 5, [0.0] * 5])
 def test_no_usable_norm_cannot_be_told(x):
     found = clipping.judge(x)
-    assert not found.told
+    assert not found.is_conclusive
     assert not found.evidence["helps"]
 
 
@@ -147,12 +147,12 @@ def test_a_rate_that_clipping_opens_comes_with_the_one_found_for_the_whole_run()
 
 def test_norms_of_nearly_always_zero_give_no_threshold_of_zero():
     found = clipping.judge([0.0] * 99 + [1.0])
-    assert not found.told
+    assert not found.is_conclusive
     assert "1 are finite and above 0" in found.summary
 
 
 def test_missing_values_and_text_are_read_as_numbers():
     x = norms(200)
-    told = clipping.judge([*x, np.nan])
-    assert clipping.judge([*x, None]) == clipping.judge(pd.Series([*x, pd.NA], dtype=object)) == told
-    assert clipping.judge([str(v) for v in [*x, np.nan]], percentile="90") == told
+    found = clipping.judge([*x, np.nan])
+    assert clipping.judge([*x, None]) == clipping.judge(pd.Series([*x, pd.NA], dtype=object)) == found
+    assert clipping.judge([str(v) for v in [*x, np.nan]], percentile="90") == found

@@ -77,7 +77,7 @@ def test_a_gradient_lost_in_its_noise_cannot_tell():
     found = judge.critical(noise_rows(1000.0, 0.01, spread=2.0, draws=6))
     assert found.value is None
     assert "lost in its noise" in found.summary
-    assert not judge.critical(noise_rows(100.0, -10.0)).told
+    assert not judge.critical(noise_rows(100.0, -10.0)).is_conclusive
 
 
 # -- what it decides --------------------------------------------------------------------------
@@ -177,10 +177,10 @@ def test_its_interval_holds_what_is_found_without_one_of_the_sizes():
 @pytest.mark.parametrize("law", [lambda n: 100 + n / 10, lambda n: 1e5 / n**1.2])
 def test_steps_that_do_not_bend_within_the_sizes_tried_cannot_tell(law):
     found = judge.measured_critical(goal_rows(law))
-    assert not found.told
+    assert not found.is_conclusive
     assert "lies outside" in found.summary
 
 
 def test_a_goal_reached_at_two_sizes_only_cannot_tell():
-    assert not judge.measured_critical(goal_rows(lambda n: 10, sizes=(8, 16))).told
-    assert not judge.measured_critical(pd.DataFrame(columns=["batch_size", "lr", "steps"])).told
+    assert not judge.measured_critical(goal_rows(lambda n: 10, sizes=(8, 16))).is_conclusive
+    assert not judge.measured_critical(pd.DataFrame(columns=["batch_size", "lr", "steps"])).is_conclusive

@@ -27,14 +27,14 @@ def test_over_seeds_the_interval_is_students_and_a_wide_one_is_not_clear():
     found = compare(1.0 - gains, [1.0, 1.0, 1.0], 2.0)
     assert found.interval == pytest.approx(mean_interval(gains))
     assert not found.clear
-    assert not found.settled
+    assert not found.is_conclusive
     assert "within the spread of the seeds" in found.words("it")
     assert compare([0.8, 0.81, 0.79], [1.0, 1.0, 1.0], 2.0).matters
 
 
-def test_a_difference_surely_too_small_is_settled_without_mattering():
+def test_a_difference_surely_too_small_is_conclusive_without_mattering():
     found = compare([1.0, 1.0001, 0.9999], [1.0, 1.0, 1.0], 2.0)
-    assert found.settled
+    assert found.is_conclusive
     assert not found.matters
 
 
@@ -43,7 +43,7 @@ def test_a_training_that_did_not_end_finite_loses(final, other, share):
     found = compare(final, other, 2.0)
     assert found.share == share
     assert found.matters == (share > 0)
-    assert found.settled
+    assert found.is_conclusive
 
 
 @settings(deadline=None, max_examples=60)

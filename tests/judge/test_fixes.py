@@ -35,16 +35,16 @@ def test_where_no_remedy_restores_stability_the_model_is_looked_at():
 
 
 def test_without_the_unfixed_trial_it_cannot_be_told():
-    assert not fixes.judge(tried(warmup=("stable", 0.5))).told
+    assert not fixes.judge(tried(warmup=("stable", 0.5))).is_conclusive
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_whether_a_remedy_is_worth_having_does_not_depend_on_the_losses_scale(scale):
-    def told(final):
+    def fix_of(final):
         table = tried(nothing=("mid", 2.0), warmup=("stable", final), lower_lr=("stable", 0.2))
         return fixes.judge(table.assign(final=table.final * scale, initial=2.3 * scale)).value
 
-    assert (told(0.1), told(0.199)) == ("warmup", "none")
+    assert (fix_of(0.1), fix_of(0.199)) == ("warmup", "none")
 
 
 def test_a_remedy_that_over_seeds_ends_no_lower_is_not_recommended():

@@ -89,7 +89,7 @@ def test_no_period_is_seen_in_noise_nor_in_a_trend_nor_in_a_walk(n):
 
 
 def test_two_evaluations_tell_no_interval():
-    assert not history.evaluation(series([2.0, 1.0])).told
+    assert not history.evaluation(series([2.0, 1.0])).is_conclusive
 
 
 # -- schedule -------------------------------------------------------------------------------
@@ -148,4 +148,4 @@ def test_the_shape_does_not_depend_on_the_rates_unit(scale, shape):
 def test_any_rates_give_a_finding(rates):
     found = history.schedule(series(rates))
     assert found.name == "lr_schedule"
-    assert not found.told or math.isfinite(found.evidence["peak_lr"])
+    assert not found.is_conclusive or math.isfinite(found.evidence["peak_lr"])

@@ -117,13 +117,13 @@ def test_turning_up_is_told_from_noise():
 
 def test_a_best_rate_that_falls_faster_than_the_steps_grow_is_not_carried():
     found = carry(curves(0.001, slope=2.0), 4000)
-    assert not found.told
+    assert not found.is_conclusive
     assert "falls faster" in found.summary
 
 
 def test_a_best_rate_that_has_risen_is_carried_with_low_confidence():
     found = carry(curves(0.03, slope=-0.6), 4000)
-    assert found.told
+    assert found.is_conclusive
     assert found.confidence == "low"
 
 
@@ -138,7 +138,7 @@ def test_trials_that_begin_on_a_plateau_are_carried_with_low_confidence():
 def test_trials_without_curves_are_not_carried_and_a_shorter_run_is_an_error():
     bare = [{k: v for k, v in t.items() if k != "loss"} for t in curves(0.01)]
     for trials in (bare, [], [t for t in curves(0.01) if 0.009 < t["lr"] < 0.02], curves(0.01, n=30)):
-        assert not carry(trials, 4000).told
+        assert not carry(trials, 4000).is_conclusive
         assert carry(trials, 4000).settle
     with pytest.raises(ParameterError, match="shorter"):
         carry(curves(0.01), 100)
@@ -146,11 +146,11 @@ def test_trials_without_curves_are_not_carried_and_a_shorter_run_is_an_error():
 
 @pytest.mark.parametrize("n", [0, 1, 2])
 def test_trials_of_a_step_or_two_tell_nothing(n):
-    assert not carry([{"lr": lr, "final": 2.0 + lr, "loss": np.full(n, 2.0 + lr)} for lr in RATES], 100).told
+    assert not carry([{"lr": lr, "final": 2.0 + lr, "loss": np.full(n, 2.0 + lr)} for lr in RATES], 100).is_conclusive
 
 
 def test_losses_that_never_fell_tell_nothing():
-    assert not carry([trial(lr, np.full(400, 2.3)) for lr in RATES], 4000).told
+    assert not carry([trial(lr, np.full(400, 2.3)) for lr in RATES], 4000).is_conclusive
 
 
 @pytest.mark.parametrize(

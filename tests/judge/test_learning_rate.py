@@ -41,7 +41,7 @@ def test_the_last_rate_that_trains_is_at_the_edge():
 def test_the_unstable_rate_is_bracketed():
     found = learning_rate.unstable(sweep(BOWL))
     assert found.interval == pytest.approx((0.1, 10**-0.5))
-    assert not learning_rate.unstable(sweep([2.0, 1.0, 1.5])).told
+    assert not learning_rate.unstable(sweep([2.0, 1.0, 1.5])).is_conclusive
 
 
 def test_a_trial_that_diverges_late_is_infeasible_however_good_its_best():
@@ -92,12 +92,12 @@ def test_the_grid_asks_for_more_where_the_best_is_at_its_end():
 @pytest.mark.parametrize(
     "table",
     [[], sweep([NAN, NAN, NAN]), sweep([0.5]), sweep([0.5, 0.5, 0.5]), [{"lr": 0.1, "final": 1.0, "status": "failed"}]],
-    ids=["empty", "all diverged", "one trial", "equal losses", "nothing told"],
+    ids=["empty", "all diverged", "one trial", "equal losses", "no trial says anything"],
 )
 def test_what_cannot_be_told_is_not_guessed(table):
     for question in (learning_rate.judge, learning_rate.edge):
         found = question(table)
-        assert not found.told
+        assert not found.is_conclusive
         assert found.settle
     learning_rate.unstable(table)
     learning_rate.summary(table)
@@ -108,7 +108,7 @@ def test_trials_of_a_step_or_two_tell_nothing_without_a_warning(n):
     trials = [{"lr": lr, "final": 2.0 + lr, "loss": np.full(n, 2.0 + lr)} for lr in (1e-3, 1e-2, 1e-1, 1.0)]
     for question in (learning_rate.judge, learning_rate.edge, learning_rate.unstable):
         assert "few steps" in question(trials).settle or question is learning_rate.edge
-        assert not question(trials).told
+        assert not question(trials).is_conclusive
     assert learning_rate.summary(trials).empty
 
 
@@ -238,9 +238,9 @@ def test_a_table_that_is_none_is_refused_by_name(table, words):
 
 def test_text_small_floats_and_missing_values_are_read_as_numbers():
     rows = [{"lr": lr, "final": f} for lr, f in [(0.01, 0.75), (0.1, 0.25), (1.0, NAN)]]
-    told = learning_rate.judge(rows)
-    assert learning_rate.judge([{k: str(v) for k, v in r.items()} for r in rows]) == told
-    assert learning_rate.judge(pd.DataFrame(rows).astype("Float64")) == told
+    found = learning_rate.judge(rows)
+    assert learning_rate.judge([{k: str(v) for k, v in r.items()} for r in rows]) == found
+    assert learning_rate.judge(pd.DataFrame(rows).astype("Float64")) == found
     assert learning_rate.judge(pd.DataFrame(rows).astype(np.float16)).value == pytest.approx(0.1, rel=1e-3)
 
 
@@ -269,8 +269,8 @@ def test_infinite_losses_on_the_way_raise_no_warning():
     trials = falling((2.6, 40), (2.4, 40), (2.6, 40))
     for cells in (np.inf, -np.inf, 1e300):
         spiked = [{**t, "loss": np.where(np.arange(300) == 295, cells, t["loss"])} for t in trials]
-        assert learning_rate.judge(spiked).told
-    assert not learning_rate.judge([{"lr": lr, "final": f} for lr, f in [(1, 1.7e308), (2, -1.7e308)]]).told
+        assert learning_rate.judge(spiked).is_conclusive
+    assert not learning_rate.judge([{"lr": lr, "final": f} for lr, f in [(1, 1.7e308), (2, -1.7e308)]]).is_conclusive
 
 
 def test_what_cannot_be_told_of_the_edge_is_of_low_confidence():

@@ -71,7 +71,7 @@ def test_a_loader_hidden_behind_the_step_is_not():
 
 def test_rounds_that_disagree_cannot_tell_and_say_what_would():
     found = pipeline.input_bound(three([0.02] * 3, [0.02, 0.03, 0.06]), batch_size=64)
-    assert not found.told
+    assert not found.is_conclusive
     assert found.settle
     assert found.evidence["waiting_share_interval"] == (0.0, pytest.approx(2 / 3))
 
@@ -79,13 +79,13 @@ def test_rounds_that_disagree_cannot_tell_and_say_what_would():
 def test_one_odd_round_of_nine_changes_nothing():
     found = pipeline.input_bound(three([0.02] * 9, [0.0202] * 8 + [0.5]), batch_size=64)
     assert found.value is False
-    assert not pipeline.input_bound(three([0.02] * 5, [0.0202] * 4 + [0.5]), batch_size=64).told
+    assert not pipeline.input_bound(three([0.02] * 5, [0.0202] * 4 + [0.5]), batch_size=64).is_conclusive
 
 
 def test_a_wait_near_the_mark_that_could_gain_little_does_not_matter():
     found = pipeline.input_bound(three([0.02] * 5, [0.0212, 0.0222, 0.0216, 0.0225, 0.0213]), batch_size=64)
     assert found.value == NO_MATTER
-    assert found.told
+    assert found.is_conclusive
     assert "at most 11% of a step" in found.summary
     assert named(found, stage_rows(read=1.0), [setting(0.04)]).value == "none"
 
@@ -212,7 +212,7 @@ def test_failed_settings_are_passed_over_and_all_failed_cannot_tell():
     gone = setting(np.nan, 2, 2, status="failed")
     assert pipeline.loader_settings(BOUND, pd.DataFrame([setting(0.1), gone]), batch_size=8).value["num_workers"] == 0
     found = pipeline.loader_settings(BOUND, pd.DataFrame([gone]), batch_size=8)
-    assert not found.told
+    assert not found.is_conclusive
     assert "OSError: gone" in found.summary
 
 
@@ -229,7 +229,7 @@ def test_a_slow_stage_is_a_cause_by_name_only_where_the_step_waits():
 def test_where_the_wait_cannot_be_told_nor_can_its_causes_but_waste_can():
     unsure = pipeline.input_bound(three([0.02] * 3, [0.02, 0.03, 0.06]), batch_size=64)
     stages = stage_rows(read=0.08, transfer=0.0)
-    assert not named(unsure, stages, [setting(0.1)]).told
+    assert not named(unsure, stages, [setting(0.1)]).is_conclusive
     raw = pd.DataFrame([{"field": "raw", "bytes": 4 << 20, "share": 0.9, "used": False, "seconds": 0.004}])
     assert named(unsure, stages, [setting(0.1)], fields=raw).value == ["unused_field"]
 

@@ -30,9 +30,9 @@ FROM = {
 
 
 def found(name, value, **more):
-    untold = {"settle": "more"} if value is None else {}
+    inconclusive = {"settle": "more"} if value is None else {}
     return Finding(
-        name=name, value=value, rule="playbook: C1", summary=f"{name}.", experiment=FROM[name], **untold | more
+        name=name, value=value, rule="playbook: C1", summary=f"{name}.", experiment=FROM[name], **inconclusive | more
     )
 
 

@@ -312,9 +312,9 @@ def test_watching_what_is_no_row_of_numbers_is_refused(call):
 
 def test_missing_values_small_floats_and_text_are_read_as_numbers():
     x = faulty("rise and return")
-    told = stability.judge([np.nan, *x])
+    found = stability.judge([np.nan, *x])
     for form in ([None, *x], pd.Series([pd.NA, *x], dtype=object), [str(v) for v in [np.nan, *x]]):
-        assert stability.judge(form) == told
+        assert stability.judge(form) == found
     assert stability.judge(x.astype(np.float16)).value == "mid_recovered"
     assert stability.judge(x, lr=[np.inf] * N, grad_norm=[None] * N).value == "mid_recovered"
 

@@ -78,7 +78,7 @@ def test_most_seeds_must_train():
 
 
 def test_nothing_tried_cannot_be_told():
-    assert not warmup.judge([]).told
+    assert not warmup.judge([]).is_conclusive
 
 
 def test_a_missing_column_is_named():
@@ -90,7 +90,7 @@ def test_a_missing_column_is_named():
 def test_where_trials_failed_it_is_told_neither_that_no_warmup_is_needed_nor_that_none_is_enough(finals):
     failed = {"warmup_steps": 100, "lr": 10.0, "status": "failed", "final": NAN, "reason": "step 3: ValueError: oops"}
     found = warmup.judge([*rows(finals), failed])
-    assert not found.told
+    assert not found.is_conclusive
     assert f"1 of {len(finals) + 1} trials failed (step 3: ValueError: oops)" in found.summary
 
 
@@ -143,12 +143,12 @@ def test_a_trial_at_lr_star_that_did_not_end_finite_is_none_to_compare_with(base
 
 def test_text_and_generators_are_read_as_tables_of_numbers():
     trials = [*rows({0: NAN, 10: 0.3}), {"warmup_steps": 5, "lr": 1.0, "status": "failed", "final": NAN}]
-    told = warmup.judge(trials, baseline=0.5, max_train_steps=100)
+    found = warmup.judge(trials, baseline=0.5, max_train_steps=100)
     text = [{k: v if k == "status" else str(v) for k, v in row.items()} for row in trials]
-    assert warmup.judge(text, baseline="0.5", max_train_steps="100") == told
+    assert warmup.judge(text, baseline="0.5", max_train_steps="100") == found
     lost = [{**row, "final": NAN} for row in trials]
     assert warmup.judge(row for row in lost) == warmup.judge(lost)
-    assert not warmup.judge(lost).told
+    assert not warmup.judge(lost).is_conclusive
 
 
 @settings(deadline=None, max_examples=40)
@@ -158,12 +158,12 @@ def test_text_and_generators_are_read_as_tables_of_numbers():
     st.integers(-8, 8),
 )
 def test_scaled_or_shifted_losses_ask_for_the_same_warmup(finals, power, shift):
-    def told(move):
+    def judged(move):
         table = rows({w: move(f) for w, f in zip((0, 10, 100, 1000), finals, strict=True)}, start=move(2.25))
         found = warmup.judge(table, baseline=move(0.5))
         return found.value, found.interval, found.evidence["needed"], found.evidence["peak_lr"]
 
-    assert told(lambda f: f * 2.0**power) == told(lambda f: f + shift) == told(lambda f: f)
+    assert judged(lambda f: f * 2.0**power) == judged(lambda f: f + shift) == judged(lambda f: f)
 
 
 def opened():
@@ -188,7 +188,7 @@ def test_a_ramp_that_pays_at_one_seed_only_is_not_needed():
 
 
 def test_where_the_rate_with_the_ramp_cannot_be_told_neither_can_the_warmup():
-    untold = Finding(name="peak_lr", value=None, rule="C1", summary="It moves.", settle="Train longer.")
-    found = warmup.confirm(opened(), compare([0.3] * 3, [0.5] * 3, 2.3), untold)
-    assert not found.told
+    inconclusive = Finding(name="peak_lr", value=None, rule="C1", summary="It moves.", settle="Train longer.")
+    found = warmup.confirm(opened(), compare([0.3] * 3, [0.5] * 3, 2.3), inconclusive)
+    assert not found.is_conclusive
     assert found.settle == "It moves. Train longer."

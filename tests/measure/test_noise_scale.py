@@ -104,7 +104,7 @@ def test_buffers_come_back_also_after_an_error():
 def test_data_of_a_single_batch_gives_no_rows(make_workload):
     noise = measure(make_workload(batch_size=150), Trial(lr=0.1, steps=1, batch_size=150), at=[0])
     assert len(noise) == 0
-    assert not judge.critical(noise).told
+    assert not judge.critical(noise).is_conclusive
 
 
 def test_draws_go_on_where_they_are_not_yet_enough_up_to_the_most(linear):

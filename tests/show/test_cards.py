@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from workup.finding import Finding
-from workup.show.cards import COLOURS, UNTOLD, answer, cards, table
+from workup.show.cards import COLOURS, INCONCLUSIVE, answer, cards, table
 
 BEST = Finding(
     name="best_lr",
@@ -21,8 +21,8 @@ UNKNOWN = Finding(name="warmup_steps", value=None, rule="playbook: D4", summary=
 
 def test_a_card_has_name_answer_sureness_summary_rule_caveats_and_folded_evidence():
     page = cards(BEST)._repr_html_()
-    told = ["Best learning rate", "0.0316 (0.01 to 0.1)", "high confidence", "0.0316 trains best.", "(playbook: C1)"]
-    assert [text for text in [*told, "But: Holds at 300 steps."] if text not in page] == []
+    words = ["Best learning rate", "0.0316 (0.01 to 0.1)", "high confidence", "0.0316 trains best.", "(playbook: C1)"]
+    assert [text for text in [*words, "But: Holds at 300 steps."] if text not in page] == []
     folded = page[page.index("<details") : page.index("</details>")]
     assert "unstable lr" in folded
     assert "0.3" in folded
@@ -67,7 +67,7 @@ def test_what_cannot_be_told_says_what_would_settle_it_and_claims_no_confidence(
     page = cards(UNKNOWN)._repr_html_()
     assert "To settle it: Try 100 x." in page
     assert "confidence" not in page
-    assert UNTOLD[0] in page
+    assert INCONCLUSIVE[0] in page
     assert answer(UNKNOWN) == "cannot tell"
 
 
@@ -86,7 +86,7 @@ def test_cards_need_neither_style_sheet_nor_fixed_ink_so_they_read_on_light_and_
     assert "<style" not in page
     assert "<script" not in page
     inks = {part.split(";")[0].split('"')[0] for part in page.replace("-color:", "=").split("color:")[1:]}
-    assert inks == {COLOURS["high"][1], "inherit"} | {UNTOLD[1]}
+    assert inks == {COLOURS["high"][1], "inherit"} | {INCONCLUSIVE[1]}
 
 
 def test_text_reads_the_same_in_a_terminal():

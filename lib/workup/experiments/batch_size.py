@@ -41,14 +41,14 @@ VERIFY_STEPS = 20
 
 def roof(session: Session) -> tuple[int, str]:
     """The size never exceeded, and what sets it: the data set, or the cap."""
-    cap = int(session.settle("max_batch_size", fallback=CAP))
+    cap = int(session.resolve_parameter("max_batch_size", fallback=CAP))
     examples = size(session.workload.train_data)
     return (examples, "the data set") if examples is not None and examples <= cap else (cap, "the cap")
 
 
 def limit(session: Session) -> Limit:
     """The memory one training process may use: the knob ``memory_limit_gb``, else what the machine has."""
-    gigabytes = session.settle("memory_limit_gb", fallback=None)
+    gigabytes = session.resolve_parameter("memory_limit_gb", fallback=None)
     return memory_limit(session.device, asked_bytes=gigabytes and gigabytes * 1e9)
 
 
@@ -63,7 +63,7 @@ def once(measure: Callable[..., pd.DataFrame]) -> Callable[..., pd.DataFrame]:
         workload, held, asked = session.workload, limit(session), session.knobs.get("memory_limit_gb")
         about = {
             "workload": (session.fingerprint, workload.lr, workload.batch_size, workload.max_train_steps),
-            "settings": (session.seed, roof(session), asked, session.settle("exact", fallback=False), given),
+            "settings": (session.seed, roof(session), asked, session.resolve_parameter("exact", fallback=False), given),
             "budget": (BUDGET[session.budget], NOISE[session.budget]),
             "machine": (platform.node(), devices.name(session.device), devices.versions()),
         }
@@ -86,7 +86,7 @@ def probe(session: Session) -> pd.DataFrame:
     slowest = BUDGET[session.budget]["slowest"]
     tried: list[Attempt] = []
     first = min(session.workload.batch_size, most)
-    within, tries = (0.0, 20) if session.settle("exact", fallback=False) else (0.05, 6)
+    within, tries = (0.0, 20) if session.resolve_parameter("exact", fallback=False) else (0.05, 6)
     reach: dict[str, Any] = {"first": first, "most": most, "within": within, "tries": tries}
     with (
         progress(tries, "memory probe", unit="attempts") as bar,
@@ -182,8 +182,8 @@ def _again(session: Session, attempts: pd.DataFrame, rows: pd.DataFrame, *, done
     seconds = dict(zip(seen["batch_size"], seen["step_seconds"].fillna(BUDGET["standard"]["slowest"]), strict=True))
     saturated = judge.saturation(rows, **_reach(session, attempts))
     low, high = saturated.interval or (0, 0)
-    doubt = set() if saturated.told or low == high else {n for n in seconds if low <= n <= 2 * high}
-    doubt |= set() if judge.input_bound(rows, batch_size=present).told else {present} & set(seconds)
+    doubt = set() if saturated.is_conclusive or low == high else {n for n in seconds if low <= n <= 2 * high}
+    doubt |= set() if judge.input_bound(rows, batch_size=present).is_conclusive else {present} & set(seconds)
     narrow = ((seen["high"] / seen["low"] - 1) < budget["width"]).all()
     if done < most:
         return {} if done >= least and narrow and not doubt else seconds
@@ -308,7 +308,7 @@ def _smooth(trace: Trace) -> pd.Series:
 def critical(noise: pd.DataFrame, reached: pd.DataFrame) -> Finding:
     """The critical batch size: by experiment where there was one that can tell, else predicted from the noise."""
     measured = critical_size.measured_critical(reached)
-    return measured if measured.told else critical_size.critical(noise)
+    return measured if measured.is_conclusive else critical_size.critical(noise)
 
 
 def costs(session: Session, found: Finding, speeds: pd.DataFrame) -> pd.DataFrame:

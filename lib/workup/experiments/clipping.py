@@ -23,11 +23,11 @@ PERCENTILES = (90, 75, 50)
 
 def plan(session: Session) -> list[Trial]:
     """Unclipped, with the warmup prescribed: the prescribed rate, whose norms set the threshold, and twice it."""
-    lr = session.settle("lr", setting="peak_lr")
-    high = session.settle("high_lr", fallback=2 * lr)
-    size = session.settle("batch_size", setting="batch_size")
-    ramp = session.settle("warmup_steps", setting="warmup_steps")
-    wanted = session.settle("steps", fallback=BUDGET[session.budget]["steps"])
+    lr = session.resolve_parameter("lr", setting="peak_lr")
+    high = session.resolve_parameter("high_lr", fallback=2 * lr)
+    size = session.resolve_parameter("batch_size", setting="batch_size")
+    ramp = session.resolve_parameter("warmup_steps", setting="warmup_steps")
+    wanted = session.resolve_parameter("steps", fallback=BUDGET[session.budget]["steps"])
     steps = min(max(int(wanted), 2 * ramp), session.workload.max_train_steps)
     base = Trial(
         lr=float(f"{lr:.6g}"),
@@ -46,7 +46,7 @@ def plan_clipped(session: Session, traces: list[Trace]) -> list[Trial]:
     calm = traces[0]
     thresholds = [judge.threshold(calm.steps.grad_norm, percentile=p) for p in PERCENTILES]
     if session.knobs.get("clip_norm"):
-        thresholds = [session.settle("clip_norm", fallback=None)]
+        thresholds = [session.resolve_parameter("clip_norm", fallback=None)]
     limits = list(dict.fromkeys(float(f"{t:.4g}") for t in thresholds if t is not None and t > 0))
     tried = [(trace, limits) for trace in traces if instability.verdict(trace).value not in instability.NOT_SHAKY]
     tried = tried if calm in [trace for trace, _ in tried] else [(calm, limits[:1]), *tried]

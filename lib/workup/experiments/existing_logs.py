@@ -37,9 +37,9 @@ def load(session: "Session") -> Log:
     """The log that the notebook was given; without one, that of a short trial of the workload as it stands."""
     from workup.notebooks import project_root
 
-    given = session.settle("log", fallback=None)
+    given = session.resolve_parameter("log", fallback=None)
     if given is not None:
-        pairs = (session.settle("columns", fallback=None) or "").split(",")
+        pairs = (session.resolve_parameter("columns", fallback=None) or "").split(",")
         return read(project_root() / given, columns=assigned(list(filter(None, pairs))))
     own, steps = session.workload, BUDGET[session.budget]["steps"]
     every = steps // 10 if own.eval_data is not None else 0
@@ -85,7 +85,7 @@ def judge(log: Log) -> tuple[Finding, ...]:
 def _threshold(norms: pd.Series) -> Finding:
     """The threshold, unless the norms stop at one value as they do where they were logged after clipping (E1)."""
     finding = clipping.judge(norms)
-    if finding.told and not finding.evidence["helps"]:
+    if finding.is_conclusive and not finding.evidence["helps"]:
         finding = dataclasses.replace(finding, value="none")
     at_top = float(np.mean(norms > 0.999 * norms[np.isfinite(norms)].max()))
     if at_top < CAPPED or finding.evidence.get("median") == finding.evidence.get("largest"):
@@ -102,6 +102,6 @@ def problems(findings: Iterable[Finding]) -> list[Finding]:
         "stability": lambda f: f.value not in ("stable", "cannot_tell") or f.evidence.get("nonfinite"),
         "clip_norm": lambda f: f.evidence["nonfinite"] > 0,
         "input_bound": lambda f: f.value,
-        "evaluation_interval": lambda f: f.told and (f.evidence["irregular"] or f.evidence["period"]),
+        "evaluation_interval": lambda f: f.is_conclusive and (f.evidence["irregular"] or f.evidence["period"]),
     }
     return [finding for finding in findings if finding.name in wrong and wrong[finding.name](finding)]

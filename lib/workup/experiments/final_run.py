@@ -30,8 +30,10 @@ def plan(session: Session, prescription: Prescription, *, more: int = 0) -> Mapp
         more: seeds beyond those of the budget.
     """
     budget, own = BUDGET[session.budget], session.workload
-    steps = min(int(session.settle("steps", fallback=budget["steps"] or own.max_train_steps)), own.max_train_steps)
-    seeds = int(session.settle("seeds", fallback=budget["seeds"][0])) + more
+    steps = min(
+        int(session.resolve_parameter("steps", fallback=budget["steps"] or own.max_train_steps)), own.max_train_steps
+    )
+    seeds = int(session.resolve_parameter("seeds", fallback=budget["seeds"][0])) + more
     shared = {
         "steps": steps,
         "shape": "workload",
@@ -56,7 +58,7 @@ def more_seeds(
 ) -> Mapping[str, list[Trace]]:
     """``groups`` with further seeds, one at a time, until they tell a difference or the budget's limit is reached."""
     most = 0 if session.knobs.get("seeds") else BUDGET[session.budget]["seeds"][1]
-    while not judge(session, groups).told and len(groups["present"]) < most:
+    while not judge(session, groups).is_conclusive and len(groups["present"]) < most:
         more = len(groups["present"]) + 1 - BUDGET[session.budget]["seeds"][0]
         trials = plan(session, prescription, more=more)
         groups = {name: session.run(runs, label=f"{name}, one more seed") for name, runs in trials.items()}

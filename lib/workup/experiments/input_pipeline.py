@@ -32,7 +32,7 @@ TRACE = "profile.json"
 def measured(session: Session) -> dict[str, Any]:
     """Where everything is measured: at the batch size given, found, or the workload's own; device and seed."""
     own = session.workload.batch_size
-    size = int(session.settle("batch_size", finding="recommended_batch_size", fallback=own))
+    size = int(session.resolve_parameter("batch_size", finding="recommended_batch_size", fallback=own))
     return {"batch_size": size, "device": session.device, "seed": session.seed}
 
 
@@ -44,7 +44,7 @@ def speeds(session: Session) -> pd.DataFrame:
         again = how | {"seed": how["seed"] + block, "rounds": budget["rounds"], "seconds": budget["seconds"]}
         rows = loader.speeds(session.workload, **again)
         table = pd.concat([table, rows.assign(round=rows["round"] + block * budget["rounds"])], ignore_index=True)
-        if judge.input_bound(table, batch_size=how["batch_size"]).told:
+        if judge.input_bound(table, batch_size=how["batch_size"]).is_conclusive:
             break
     return table
 
@@ -55,7 +55,7 @@ def plan(session: Session) -> list[Mapping[str, Any]]:
     No more workers than cores, unless asked for; at least one is tried.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    most = int(session.settle("max_workers", fallback=max(1, min(cores, BUDGET[session.budget]["workers"]))))
+    most = int(session.resolve_parameter("max_workers", fallback=max(1, min(cores, BUDGET[session.budget]["workers"]))))
     own = {key: value for key, value in session.workload.loader.items() if key in loader.DEFAULTS}
     pinned = {"pin_memory": True} if devices.numbered(session.device) else {}
     settings = [own, {"num_workers": 0}, {"num_workers": 0, **pinned}]

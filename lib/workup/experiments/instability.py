@@ -34,9 +34,9 @@ NOT_SHAKY = ("stable", "cannot_tell")
 def plan(session: Session) -> list[Trial]:
     """One run at each multiple of the prescribed rate, evaluated after every step; equal weights and batches."""
     budget = BUDGET[session.budget]
-    lr = session.settle("lr", setting="peak_lr")
-    size = session.settle("batch_size", setting="batch_size")
-    steps = min(int(session.settle("steps", fallback=budget["steps"])), session.workload.max_train_steps)
+    lr = session.resolve_parameter("lr", setting="peak_lr")
+    size = session.resolve_parameter("batch_size", setting="batch_size")
+    steps = min(int(session.resolve_parameter("steps", fallback=budget["steps"])), session.workload.max_train_steps)
     base = Trial(
         lr=float(f"{lr:.6g}"),
         steps=steps,
@@ -107,14 +107,14 @@ def table(traces: list[Trace], calm: Trace | None = None) -> pd.DataFrame:
 
 def shaky(traces: list[Trace]) -> list[Trace]:
     """Those above the lowest rate that are not stable."""
-    told = table(traces).stability
-    return [trace for trace, value in zip(traces[1:], told[1:], strict=True) if value not in NOT_SHAKY]
+    verdicts = table(traces).stability
+    return [trace for trace, value in zip(traces[1:], verdicts[1:], strict=True) if value not in NOT_SHAKY]
 
 
 def best_calm(traces: list[Trace]) -> Trace:
     """The stable run that ends lowest, which a remedy at a higher rate must beat; the lowest rate where none is."""
-    told = table(traces).stability
-    calm = [trace for trace, value in zip(traces, told, strict=True) if value == "stable"]
+    verdicts = table(traces).stability
+    calm = [trace for trace, value in zip(traces, verdicts, strict=True) if value == "stable"]
     return min(calm or traces[:1], key=lambda trace: np.nan_to_num(final_loss(trace), nan=np.inf))
 
 
@@ -227,9 +227,9 @@ def conclude(
 
 def _unstable(rows: pd.DataFrame) -> Finding:
     about: dict[str, Any] = {"name": "unstable_lr", "rule": "playbook: C7, D1"}
-    hot, untold = rows[~rows.stability.isin(NOT_SHAKY)], rows[rows.stability == "cannot_tell"]
-    if hot.empty and len(untold):
-        why = f"Whether training is stable at {untold.lr.min():.3g} cannot be told: too few steps, or it failed."
+    hot, unclear = rows[~rows.stability.isin(NOT_SHAKY)], rows[rows.stability == "cannot_tell"]
+    if hot.empty and len(unclear):
+        why = f"Whether training is stable at {unclear.lr.min():.3g} cannot be told: too few steps, or it failed."
         settle = "Train longer, or mend what failed."
         return Finding(**about, value=None, summary=why, confidence="low", settle=settle)
     if hot.empty:

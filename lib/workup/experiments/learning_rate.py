@@ -30,11 +30,11 @@ RISE = 1e3
 
 def _first(session: Session) -> Trial:
     """A trial at the rate where the user stands."""
-    wanted = session.settle("steps", fallback=BUDGET[session.budget]["steps"])
-    size = session.settle("batch_size", setting="batch_size")
+    wanted = session.resolve_parameter("steps", fallback=BUDGET[session.budget]["steps"])
+    size = session.resolve_parameter("batch_size", setting="batch_size")
     steps = min(int(wanted), session.workload.max_train_steps)
     return Trial(
-        lr=session.settle("lr", fallback=session.workload.lr),
+        lr=session.resolve_parameter("lr", fallback=session.workload.lr),
         steps=steps,
         batch_size=int(size),
         seed=session.seed,
@@ -154,7 +154,7 @@ def around_best(traces: list[Trace], best: Finding) -> list[Trace]:
     """The traces at lr* and at the next three rates above it, one a rate (playbook: C3)."""
     first = {trace.trial.lr: trace for trace in reversed(traces)}
     rates = sorted(first)
-    start = rates.index(best.value) if best.told else 0
+    start = rates.index(best.value) if best.is_conclusive else 0
     return [first[lr] for lr in rates[start : start + 4]]
 
 

@@ -22,6 +22,6 @@ def over_seeds(session: Session, trial: Trial, other: Trial) -> Difference:
         ends = [final_loss(trace) for trace in traces]
         start = float(np.mean([initial_loss(trace) for trace in traces]))
         found = compare(ends[::2], ends[1::2], start)
-        if found.settled:
+        if found.is_conclusive:
             break
     return found

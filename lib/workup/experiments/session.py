@@ -1,4 +1,4 @@
-"""What a notebook works with: its workload, study, device and settings, checked before any training."""
+"""One run of a notebook: its workload, study, device and parameters, checked before any training."""
 
 import ast
 import contextlib
@@ -36,7 +36,7 @@ class Session:
         workload, study, device, seed, budget: as its parameters cell says.
         knobs: the notebook's own parameters, None where unset.
         fingerprint: the part of every trial's id that the workload gives.
-        sources: what each settled knob is and where it came from; filled by :meth:`settle`.
+        sources: the value of each parameter resolved so far, and where it came from; filled by :meth:`resolve_parameter`.
     """
 
     notebook: str
@@ -55,8 +55,10 @@ class Session:
         """What the notebooks before this one add up to: the settings that this one works around."""
         return prescribe(self.study.findings(before=self.notebook), workload=self.workload)
 
-    def settle(self, knob: str, *, fallback: Any = None, finding: str | None = None, setting: str | None = None) -> Any:
-        """The value of a knob: as given, else what earlier notebooks found, else ``fallback``.
+    def resolve_parameter(
+        self, knob: str, *, fallback: Any = None, finding: str | None = None, setting: str | None = None
+    ) -> Any:
+        """The value of a parameter of the notebook: as given, else what earlier notebooks found, else ``fallback``.
 
         Args:
             finding: the name of the finding whose value it takes.
@@ -69,7 +71,7 @@ class Session:
         elif setting:
             line = next(line for line in self.prescription.settings if line.name == setting)
             value, source = line.value, f"prescribed by {line.source}" if line.source else "the workload's own"
-        elif found is not None and found.told:
+        elif found is not None and found.is_conclusive:
             value, source = found.value, f"found by {found.experiment}"
         else:
             value, source = fallback, "the workload's own, or the budget's"
@@ -164,8 +166,8 @@ class Session:
         """
         findings = tuple(dataclasses.replace(found, at=found.at or at or {}) for found in findings)
         about = {"workload": self.reference, "budget": self.budget, "seed": self.seed, "device": self.device}
-        settled = {key: {k: str(v) for k, v in entry.items()} for key, entry in self.sources.items()}
-        self.study.record(self.notebook, findings, **about, settings=settled, versions=devices.versions())
+        settings = {key: {k: str(v) for k, v in entry.items()} for key, entry in self.sources.items()}
+        self.study.record(self.notebook, findings, **about, settings=settings, versions=devices.versions())
         self.study.save_prescription(prescribe(self.study.findings(), workload=self.workload))
         return findings
 

@@ -29,13 +29,13 @@ def plan(session: Session) -> list[Trial]:
     final losses can be compared.
     """
     own = session.workload
-    lr = session.settle("lr", setting="peak_lr")
-    best = session.settle("best_lr", finding="best_lr", fallback=lr)
-    unstable = session.settle("unstable_lr", finding="unstable_lr", fallback=best)
-    factor = session.settle("base_factor", fallback=10.0)
-    size = session.settle("batch_size", setting="batch_size")
+    lr = session.resolve_parameter("lr", setting="peak_lr")
+    best = session.resolve_parameter("best_lr", finding="best_lr", fallback=lr)
+    unstable = session.resolve_parameter("unstable_lr", finding="unstable_lr", fallback=best)
+    factor = session.resolve_parameter("base_factor", fallback=10.0)
+    size = session.resolve_parameter("batch_size", setting="batch_size")
     tenth = max(1, own.max_train_steps // 10)
-    cap = session.settle("longest_warmup", fallback=BUDGET[session.budget] or tenth)
+    cap = session.resolve_parameter("longest_warmup", fallback=BUDGET[session.budget] or tenth)
     longest = min(int(cap), tenth)
     base = Trial(lr=float(f"{lr:.6g}"), steps=longest * (1 + POST_WARMUP), batch_size=int(size), seed=session.seed)
     lengths = [0, *(10**k for k in range(1, 7) if 10**k < longest), longest]
@@ -53,7 +53,7 @@ def schedules(trials: list[Trial]) -> dict[str, np.ndarray]:
 def refine(session: Session, traces: list[Trace]) -> list[Trace]:
     """Two lengths between the shortest that works and the next shorter one (playbook: D4); none on smoke."""
     found = best(session, traces)
-    if session.budget == "smoke" or not found.told or not found.interval or not found.evidence["peak_lr"]:
+    if session.budget == "smoke" or not found.is_conclusive or not found.interval or not found.evidence["peak_lr"]:
         return traces
     low, high = max(found.interval[0], 1.0), found.interval[1]
     lengths = {round(low * (high / low) ** share) for share in (1 / 3, 2 / 3)} - {round(low), round(high)}
@@ -128,8 +128,8 @@ def best(session: Session, traces: list[Trace]) -> Finding:
 
 def _edge_known(session: Session, found: Finding) -> bool:
     """Whether a rate is known to be unstable, or all up to ten times the rate are known not to be (playbook: D1)."""
-    told = session.study.findings(before=session.notebook).get("unstable_lr")
-    known = told is not None and (told.told or told.confidence == "high")
+    edge = session.study.findings(before=session.notebook).get("unstable_lr")
+    known = edge is not None and (edge.is_conclusive or edge.confidence == "high")
     return known or session.knobs.get("unstable_lr") is not None or "opens_with" in found.evidence
 
 

@@ -121,7 +121,7 @@ def saturation(stretches: pd.DataFrame, *, most: float = math.inf, limited_by: s
 def unless_above(saturated: Finding, size: int | None) -> Finding:
     """Saturation that cannot be told, beside the size recommended: it does not matter where all of it lies above."""
     low = (saturated.interval or (0,))[0]
-    if saturated.told or size is None or not size < low:
+    if saturated.is_conclusive or size is None or not size < low:
         return saturated
     why = f"It does not matter here: wherever throughput stops growing, from {low} on, {size} is recommended."
     return dataclasses.replace(saturated, value=NO_MATTER, unit="", confidence="medium", summary=why, settle="")

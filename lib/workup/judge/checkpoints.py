@@ -49,7 +49,7 @@ def judge(runs: pd.DataFrame, *, what: str = "evaluation loss", share: float = 1
     }
     if failed["prescribed"] == len(wide):
         summary = f"No run with the prescribed settings gave a finite {what}: keep the present ones."
-        return _cannot(summary, "Look at the prescribed runs' traces.", evidence)
+        return _inconclusive(summary, "Look at the prescribed runs' traces.", evidence)
     if failed["present"] == len(wide):
         return Finding(
             name="improvement",
@@ -60,7 +60,7 @@ def judge(runs: pd.DataFrame, *, what: str = "evaluation loss", share: float = 1
             evidence=evidence,
         )
     if len(pairs) < 2:
-        return _cannot("Fewer than two pairs of runs to compare.", "Run at least two seeds of each.", evidence)
+        return _inconclusive("Fewer than two pairs of runs to compare.", "Run at least two seeds of each.", evidence)
     gains = pairs["present"] - pairs["prescribed"]
     start = float(runs["initial"].mean()) if "initial" in runs else float("nan")
     seen = compare(pairs["prescribed"], pairs["present"], start)
@@ -68,10 +68,10 @@ def judge(runs: pd.DataFrame, *, what: str = "evaluation loss", share: float = 1
     numbers = f"{pairs['prescribed'].mean():.4g} against {pairs['present'].mean():.4g}"
     evidence |= _time(runs)
     evidence |= {"share_of_descent": seen.share, "share_interval": seen.interval, "matters": abs(seen.share) >= WORTH}
-    if low <= 0 <= high and not seen.settled:
+    if low <= 0 <= high and not seen.is_conclusive:
         summary = f"No difference that {len(pairs)} seeds can show: best {what} {numbers} as it is now."
         settle = "Run more seeds, or the full number of steps." if share < 1 else "Run more seeds."
-        return _cannot(summary, settle, {**evidence, "interval": (low, high)}, caveats)
+        return _inconclusive(summary, settle, {**evidence, "interval": (low, high)}, caveats)
     return Finding(
         name="improvement",
         value=float(gains.mean()),
@@ -132,7 +132,7 @@ def _caveats(runs: pd.DataFrame, share: float) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _cannot(summary: str, settle: str, evidence: dict, caveats: tuple[str, ...] = ()) -> Finding:
+def _inconclusive(summary: str, settle: str, evidence: dict, caveats: tuple[str, ...] = ()) -> Finding:
     return Finding(
         name="improvement",
         value=None,

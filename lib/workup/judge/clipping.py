@@ -171,7 +171,7 @@ def choose(
         if paid is not None:
             text += f" It ends {paid.words('the best calm rate unclipped')}."
             facts |= {"share": paid.share, "share_interval": paid.interval, "seeds": paid.seeds}
-        if peak is not None and peak.told:
+        if peak is not None and peak.is_conclusive:
             facts |= {"peak_lr": peak.value, "peak_interval": peak.interval, "peak_confidence": peak.confidence}
             text += f" {peak.summary}"
             because = "opens a higher rate, which trains lower"
@@ -181,8 +181,8 @@ def choose(
     caveats = (*proposed.caveats, *((AGGRESSIVE,) if share > 0.5 else ()))
     common: dict[str, Any] = {"rule": RULE, "confidence": "medium", "caveats": caveats}
     clip = Finding(name="clip_norm", value=limit or "none", summary=text, evidence=facts, because=because, **common)
-    told = f"{share:.0%} of updates are clipped at {limit:.3g}." if limit else "Nothing is clipped."
-    return clip, Finding(name="clipped_fraction", value=share, summary=told, evidence={"clip_norm": limit}, **common)
+    clips = f"{share:.0%} of updates are clipped at {limit:.3g}." if limit else "Nothing is clipped."
+    return clip, Finding(name="clipped_fraction", value=share, summary=clips, evidence={"clip_norm": limit}, **common)
 
 
 def _lower(rows: pd.DataFrame) -> Difference | None:

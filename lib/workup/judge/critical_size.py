@@ -163,7 +163,7 @@ def judged(found: Finding, worst: pd.Series, size: int, *, settle: str) -> Findi
         settle: what would tell better.
     """
     longer = float(worst.get(size, math.nan))
-    if found.interval is None or (found.told and found.confidence != "low"):
+    if found.interval is None or (found.is_conclusive and found.confidence != "low"):
         return found
     if not longer <= LONGER:
         why = (
@@ -171,7 +171,7 @@ def judged(found: Finding, worst: pd.Series, size: int, *, settle: str) -> Findi
         )
         return dataclasses.replace(found, summary=found.summary + why, settle=settle)
     low, high = found.interval or (0, math.inf)
-    about = f"about {found.value}, " if found.told else ""
+    about = f"about {found.value}, " if found.is_conclusive else ""
     where = f"anywhere from {low:.0f} to {high:.0f}" if high < math.inf else f"anywhere above {low:.0f}"
     why = (
         f"It does not matter here: wherever it lies ({about}{where}), batches of {size} take "

@@ -43,7 +43,7 @@ class Difference:
         return self.share >= WORTH and self.clear
 
     @property
-    def settled(self) -> bool:
+    def is_conclusive(self) -> bool:
         """Whether more seeds would change nothing: it matters, or is surely too small to."""
         if self.interval is None or not math.isfinite(self.share):
             return not math.isfinite(self.share)

@@ -29,7 +29,7 @@ WINDOWS = (5, 15, 45, 135, 405, 1215)
 COARSE = 0.05
 #: A first loss is taken for an odd draw where none of the next five lies this many deviations above it.
 ODD = 10
-#: Logged values that a noise is told from.
+#: Logged values that the noise is estimated from.
 NOISE_WINDOW = 64
 
 

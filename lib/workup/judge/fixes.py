@@ -23,7 +23,7 @@ def judge(trials: pd.DataFrame, *, advice: str = "", beside: Difference | None =
         trials: columns ``fix`` (one of ``ORDER``, or "nothing" for the rate as it is),
             ``stability`` (its verdict), ``final`` (loss at the end, lower is better) and
             ``initial`` (loss before training); ``times``, the multiple of the rate at hand, where more than
-            one unstable rate was tried: the lowest decides, and the highest is told beside it.
+            one unstable rate was tried: the lowest decides, and the highest is reported beside it.
         advice: what an audit of the model found, for where no remedy helps.
         beside: how the remedy that this says ends beside the best calm rate over several seeds; where it does
             not matter there, none is recommended.
@@ -43,7 +43,7 @@ def judge(trials: pd.DataFrame, *, advice: str = "", beside: Difference | None =
     multiples = trials.times[trials.fix == "nothing"]
     if multiples.empty:
         what = "No trial at the unstable rate was given."
-        return _untold(what, "Run the rate as it is, and each fix, with equal seeds and batches.", {})
+        return _inconclusive(what, "Run the rate as it is, and each fix, with equal seeds and batches.", {})
     at = {times: _at(trials, times) for times in (multiples.min(), multiples.max())}
     rows, high = at[multiples.min()], at[multiples.max()]
     evidence: dict[str, Any] = {f"at {times:g} times the rate": _ends(table) for times, table in at.items()}
@@ -51,7 +51,7 @@ def judge(trials: pd.DataFrame, *, advice: str = "", beside: Difference | None =
         return _finding("none", "Training is stable as it is: no fix is needed.", evidence, confidence="high")
     if rows.stability["nothing"] == "cannot_tell":
         what = "Whether training is stable as it is cannot be told, so no fix can be judged."
-        return _untold(what, "Train longer.", evidence)
+        return _inconclusive(what, "Train longer.", evidence)
     tried = [fix for fix in ORDER if fix in rows.index]
     works = [fix for fix in tried if rows.stability[fix] == "stable"]
     if not works:
@@ -101,7 +101,7 @@ def _finding(value: str, text: str, evidence: Any, confidence: str = "medium", *
     )
 
 
-def _untold(text: str, settle: str, evidence: Any) -> Finding:
+def _inconclusive(text: str, settle: str, evidence: Any) -> Finding:
     return Finding(
         name="recommended_fix",
         value=None,

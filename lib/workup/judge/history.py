@@ -11,7 +11,7 @@ from workup.judge.pipeline import BOUND
 Column = pd.Series | None
 #: Values this close to each other, relative to the largest, are one learning rate.
 SAME = 0.01
-#: Evaluations that a period must be told from, at the least, and the autocorrelation it must reach.
+#: Evaluations needed to see a period, at the least, and the autocorrelation it must reach.
 FEWEST, PERIODIC = 30, 0.6
 
 

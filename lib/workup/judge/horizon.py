@@ -69,7 +69,7 @@ def carry(trials: Any, max_train_steps: int, *, steps: int | None = None, decayi
     table = trials_table(trials, "learning_rate.carry")
     curves = [c for c in table["loss"] if c is not None and len(c)]
     if len(curves) < max(1, len(table)):
-        return _untold("There are no loss curves to see a trend in.", "Give each trial's curve as `loss`.", {})
+        return _inconclusive("There are no loss curves to see a trend in.", "Give each trial's curve as `loss`.", {})
     n = max(map(len, curves))
     span = n if steps is None else int(number(steps, "learning_rate.carry: steps", least=1))
     max_train_steps = int(number(max_train_steps, "learning_rate.carry: max_train_steps"))
@@ -82,12 +82,14 @@ def carry(trials: Any, max_train_steps: int, *, steps: int | None = None, decayi
     facts["decline"] = DECAYING if decaying else DECLINE
     known = [(at, b) for at, b in seen.items() if b]
     if not known or (basin := seen[span]) is None:
-        return _untold("The trials are too short or too few train.", "Train longer, at more and lower rates.", facts)
+        return _inconclusive(
+            "The trials are too short or too few train.", "Train longer, at more and lower rates.", facts
+        )
     trend = math.nan
     if len(known) > 1:
         trend = -float(np.polyfit(np.log([at for at, _ in known]), np.log([b.middle for _, b in known]), 1)[0])
     if trend > 1:
-        return _untold("The best rate still falls faster than the steps grow.", "Train longer.", facts)
+        return _inconclusive("The best rate still falls faster than the steps grow.", "Train longer.", facts)
     return _carried(basin, span, max_train_steps, trend, facts)
 
 
@@ -170,7 +172,7 @@ def turns_up(loss: np.ndarray, least: float) -> bool:
     return bool(levels[-1] - levels.min() > max(least, PLAIN * noise))
 
 
-def _untold(text: str, settle: str, facts: dict[str, Any]) -> Finding:
+def _inconclusive(text: str, settle: str, facts: dict[str, Any]) -> Finding:
     return Finding(
         name="peak_lr",
         value=None,

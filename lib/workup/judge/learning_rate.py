@@ -45,11 +45,11 @@ def judge(trials: Any) -> Finding:
     facts: dict[str, Any] = {"feasible": good, "infeasible": bad, "steps": sweep.steps, "extend": sweep.extension}
     if not good:
         text = f"All {len(bad)} rates tried are infeasible." if bad else "No trial says anything about a learning rate."
-        return _untold(text, "Sweep lower learning rates, a factor 10 at a time." if bad else AGAIN, facts)
+        return _inconclusive(text, "Sweep lower learning rates, a factor 10 at a time." if bad else AGAIN, facts)
     if len(good) == 1 and not bad:
-        return _untold("One rate alone cannot be called best.", "Sweep at least three rates around it.", facts)
+        return _inconclusive("One rate alone cannot be called best.", "Sweep at least three rates around it.", facts)
     if sweep.level:
-        return _untold("All feasible rates end at the same loss.", "Train longer, or sweep wider.", facts)
+        return _inconclusive("All feasible rates end at the same loss.", "Train longer, or sweep wider.", facts)
     lr, final, error = (float(sweep.rates[c].iloc[sweep.best]) for c in ("lr", "final", "error"))
     region, end = sweep.region, sweep.end
     facts |= {"region": region, "unstable_lr": sweep.unstable[1], "lr_at_edge": sweep.edge, "grid_end": end}
@@ -145,7 +145,7 @@ def whole_run(best: Finding, carried: Finding) -> tuple[Finding, Finding]:
     Args:
         best: from :func:`judge`. carried: from :func:`carry`.
     """
-    if not (best.told and carried.told):
+    if not (best.is_conclusive and carried.is_conclusive):
         return best, carried
     least, most = sorted((best.value, carried.value))
     low, high = best.interval or (best.value, best.value)
@@ -158,5 +158,5 @@ def whole_run(best: Finding, carried: Finding) -> tuple[Finding, Finding]:
     return best, dataclasses.replace(carried, because=why)
 
 
-def _untold(text: str, settle: str, facts: dict[str, Any]) -> Finding:
+def _inconclusive(text: str, settle: str, facts: dict[str, Any]) -> Finding:
     return Finding(name="best_lr", value=None, rule=RULE, summary=text, settle=settle, confidence="low", evidence=facts)

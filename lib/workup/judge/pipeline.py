@@ -194,23 +194,23 @@ def causes(
     found = sorted(found, key=lambda cause: -cause[2])
     advice = {name: ADVICE[name].format(where=where, spent=spent) for name, where, _, spent in found}
     advice |= {name: f"{advice[name]} (saves up to {ms(saves)} a step)" for name, _, saves, _ in found if saves > 0}
-    told = bound.told or bool(found)
+    conclusive = bound.is_conclusive or bool(found)
     otherwise = "nothing stands out"
     if bound.value is True:
         most = bound.evidence["waiting_share_interval"][1]
         otherwise += f": no stage takes {HEAVY:.0%} of a step and no loader tried is clearly faster; at most "
         otherwise += f"{most:.0%} of a step could be gained by preparing batches elsewhere"
-    elif not told:
+    elif not conclusive:
         otherwise = "whether training waits is not clear, so neither is what for"
     return Finding(
         name="input_causes",
-        value=(list(advice) or "none") if told else None,
+        value=(list(advice) or "none") if conclusive else None,
         rule="playbook: F1, F2",
         summary=_sentence("; ".join(advice.values()) or otherwise),
         confidence=bound.confidence,
         evidence={n: {"advice": advice[n], "where": where, "saves_seconds": saves} for n, where, saves, _ in found},
         caveats=(WAITS,) if "synchronisation" in advice else (),
-        settle="" if told else bound.settle,
+        settle="" if conclusive else bound.settle,
     )
 
 

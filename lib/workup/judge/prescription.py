@@ -57,9 +57,9 @@ def prescribe(findings: Found, *, workload: Any) -> Prescription:
         "clip_norm": Setting(name="clip_norm", value=None, today=None),
     }
     for name, finding in (("batch_size", "recommended_batch_size"), ("peak_lr", "peak_lr"), ("warmup_steps",) * 2):
-        if found := _told(findings, finding):
+        if found := _conclusive(findings, finding):
             settings[name] = _set(settings[name], found, int(found.value) if name != "peak_lr" else float(found.value))
-    if found := _told(findings, "clip_norm"):
+    if found := _conclusive(findings, "clip_norm"):
         settings["clip_norm"] = _set(settings["clip_norm"], found, None if found.value == "none" else found.value)
     conflicts = []
     for name, contradiction in CONTRADICTIONS.items():
@@ -83,9 +83,9 @@ def prescribe(findings: Found, *, workload: Any) -> Prescription:
     )
 
 
-def _told(findings: Found, name: str) -> Finding | None:
+def _conclusive(findings: Found, name: str) -> Finding | None:
     found = findings.get(name)
-    return found if found is not None and found.told else None
+    return found if found is not None and found.is_conclusive else None
 
 
 def _set(setting: Setting, found: Finding, value: Any) -> Setting:
@@ -113,9 +113,9 @@ def _other_rate(found: Finding, settings: Settings) -> bool:
 
 
 def _own_rate_fails(findings: Found, settings: Settings) -> Any:
-    peak, best, broken = findings.get("peak_lr"), _told(findings, "best_lr"), _told(findings, "unstable_lr")
+    peak, best, broken = findings.get("peak_lr"), _conclusive(findings, "best_lr"), _conclusive(findings, "unstable_lr")
     own = settings["peak_lr"].today
-    if (peak is not None and peak.told) or not best or not broken or own < broken.value or best.value >= own:
+    if (peak is not None and peak.is_conclusive) or not best or not broken or own < broken.value or best.value >= own:
         return None
     why = f"your {own:.3g} does not train; {best.value:.3g} leads after {best.evidence.get('horizon_steps', 'a few')}"
     changed = _set(settings["peak_lr"], best, float(best.value))
@@ -125,7 +125,7 @@ def _own_rate_fails(findings: Found, settings: Settings) -> Any:
 
 
 def _unstable_as_prescribed(findings: Found, settings: Settings) -> Any:
-    test, broken = _told(findings, "stability"), _told(findings, "unstable_lr")
+    test, broken = _conclusive(findings, "stability"), _conclusive(findings, "unstable_lr")
     if not test or not broken or _other_rate(test, settings) or broken.value > settings["peak_lr"].value:
         return None
     calm = broken.evidence.get("stable_up_to")
@@ -140,7 +140,7 @@ def _unstable_as_prescribed(findings: Found, settings: Settings) -> Any:
 
 
 def _warmup_at_another_rate(findings: Found, settings: Settings) -> Any:
-    found = _told(findings, "warmup_steps")
+    found = _conclusive(findings, "warmup_steps")
     if not found or not _other_rate(found, settings):
         return None
     text = f"Warmup was judged around lr {found.at['lr']:.3g}, and {settings['peak_lr'].value:.3g} is prescribed: none "
@@ -149,7 +149,7 @@ def _warmup_at_another_rate(findings: Found, settings: Settings) -> Any:
 
 
 def _warmup_raises(findings: Found, settings: Settings) -> Any:
-    found = _told(findings, "warmup_steps")
+    found = _conclusive(findings, "warmup_steps")
     peak = found.evidence.get("peak_lr") if found else None
     if not found or not settings["warmup_steps"].value:
         return None
@@ -169,7 +169,7 @@ def _warmup_raises(findings: Found, settings: Settings) -> Any:
 
 
 def _clip_at_other_settings(findings: Found, settings: Settings) -> Any:
-    found = _told(findings, "clip_norm")
+    found = _conclusive(findings, "clip_norm")
     ramp = settings["warmup_steps"].value
     if not found or not (_other_rate(found, settings) or found.at.get("warmup_steps", ramp) != ramp):
         return None
@@ -180,7 +180,7 @@ def _clip_at_other_settings(findings: Found, settings: Settings) -> Any:
 
 
 def _clips_most_steps(findings: Found, settings: Settings) -> Any:
-    share = _told(findings, "clipped_fraction")
+    share = _conclusive(findings, "clipped_fraction")
     if settings["clip_norm"].value is None or not share or not share.value > 0.5:
         return None
     text = f"The threshold would clip {share.value:.0%} of the updates, a lower learning rate by another name: "
@@ -189,7 +189,7 @@ def _clips_most_steps(findings: Found, settings: Settings) -> Any:
 
 
 def _clip_raises(findings: Found, settings: Settings) -> Any:
-    found = _told(findings, "clip_norm")
+    found = _conclusive(findings, "clip_norm")
     peak = found.evidence.get("peak_lr") if found else None
     if not found or not peak or settings["clip_norm"].value is None:
         return None
@@ -206,7 +206,7 @@ def _clip_raises(findings: Found, settings: Settings) -> Any:
 
 
 def _no_room_above(findings: Found, settings: Settings) -> Any:
-    broken, lr = _told(findings, "unstable_lr"), settings["peak_lr"].value
+    broken, lr = _conclusive(findings, "unstable_lr"), settings["peak_lr"].value
     helped = settings["warmup_steps"].value or settings["clip_norm"].value is not None
     if not broken or helped or not lr < broken.value <= 2 * lr or settings["peak_lr"].confidence in ("", "low"):
         return None
@@ -216,7 +216,7 @@ def _no_room_above(findings: Found, settings: Settings) -> Any:
 
 
 def _batch_size_of_another_rate(findings: Found, settings: Settings) -> Any:
-    peak = _told(findings, "peak_lr")
+    peak = _conclusive(findings, "peak_lr")
     at, size = (peak.at.get("batch_size") if peak else None), settings["batch_size"].value
     if at is None or at == size:
         return None
@@ -228,7 +228,7 @@ def _batch_size_of_another_rate(findings: Found, settings: Settings) -> Any:
 
 
 def _batch_does_not_fit(findings: Found, settings: Settings) -> Any:
-    most, size = _told(findings, "max_feasible_batch_size"), settings["batch_size"].value
+    most, size = _conclusive(findings, "max_feasible_batch_size"), settings["batch_size"].value
     if not most or size <= most.evidence.get("largest_tried", most.value):
         return None
     capped = dataclasses.replace(settings["batch_size"], value=int(most.value), why="larger ones do not fit in memory")
@@ -236,7 +236,7 @@ def _batch_does_not_fit(findings: Found, settings: Settings) -> Any:
 
 
 def _input_limits_throughput(findings: Found, settings: Settings) -> Any:
-    bound, size = _told(findings, "input_bound"), settings["batch_size"]
+    bound, size = _conclusive(findings, "input_bound"), settings["batch_size"]
     if not bound or bound.value is not True or bound.confidence == "low" or size.value == size.today or not size.source:
         return None
     text = f"Batches of {size.value} were chosen by throughput, but training waits for its input: mend that first."
@@ -244,7 +244,7 @@ def _input_limits_throughput(findings: Found, settings: Settings) -> Any:
 
 
 def _fix_changes_code(findings: Found, settings: Settings) -> Any:
-    fix = _told(findings, "recommended_fix")
+    fix = _conclusive(findings, "recommended_fix")
     if not fix or fix.value not in CODE:
         return None
     text = f"05 recommends {fix.value}, which changes your code: no line here carries it. After it, measure again."
@@ -252,14 +252,14 @@ def _fix_changes_code(findings: Found, settings: Settings) -> Any:
 
 
 def _fix_not_confirmed(findings: Found, settings: Settings) -> Any:
-    fix = _told(findings, "recommended_fix")
+    fix = _conclusive(findings, "recommended_fix")
     if not fix or fix.value not in ("warmup", "clipping", "warmup+clipping"):
         return None
     wanted = {"warmup": ("warmup_steps", "06"), "clipping": ("clip_norm", "07")}
     lacking = [wanted[part] for part in fix.value.split("+") if not settings[wanted[part][0]].value]
     if not lacking:
         return None
-    unjudged = [run for name, run in lacking if not _told(findings, name)]
+    unjudged = [run for name, run in lacking if not _conclusive(findings, name)]
     text = f"One trial of {fix.value.replace('+', ' with ')} helped at a rate above the prescribed one; "
     if unjudged:
         return {}, text + "whether it is worth having at the prescribed one is still to be judged.", ",".join(unjudged)
@@ -275,7 +275,7 @@ def _compared_other_settings(findings: Found, settings: Settings) -> Any:
 
 
 def _brings_nothing(findings: Found, settings: Settings) -> Any:
-    gain = _told(findings, "improvement")
+    gain = _conclusive(findings, "improvement")
     facts = gain.evidence if gain else {}
     changed = [setting for setting in settings.values() if setting.value != setting.today]
     if not gain or facts.get("matters") is not False or facts.get("faster") or not changed or not _same(gain, settings):
@@ -292,7 +292,7 @@ def spelled(value: Any) -> str:
 
 
 def _worse_than_today(findings: Found, settings: Settings) -> Any:
-    gain = _told(findings, "improvement")
+    gain = _conclusive(findings, "improvement")
     if not gain or not isinstance(gain.value, float) or gain.value >= 0 or (gain.at and not _same(gain, settings)):
         return None
     if gain.evidence.get("matters") is False:

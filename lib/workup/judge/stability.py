@@ -116,7 +116,7 @@ def _conclude(x: np.ndarray, steps: np.ndarray, rates: Any, norms: Any, evals: A
     ends_above = _above(tail, (1 if events else 4) * min(local[-1], bend), y)
     value, when = _value(events, last, len(x), last < len(x) or ends_above, _ramp(rates))
     descent = unit * (raw[0] - raw.min())
-    listed = [_told(e, steps, descent, lambda level: unit * unlevelled(level, raw[0], bend)) for e in events]
+    listed = [_listed(e, steps, descent, lambda level: unit * unlevelled(level, raw[0], bend)) for e in events]
     evidence: dict[str, Any] = {
         "events": listed,
         "began": when if value != "stable" else None,
@@ -170,8 +170,8 @@ def _sentence(value: str, when: str, listed: list[dict[str, Any]], last: int, st
     if value == "diverged":
         how = f"is not finite from step {steps[last]:.0f} on" if last < n else "ends above where it began"
         return f"The loss {how}; the trouble began {'early' if when == 'early' else 'in mid-training'}."
-    told = next((e for e in listed if not e["recovered"]), listed[0]) if listed else {}
-    return _WORDS[value].format(**told, much=_much(told["share"], told["size"]) if told else "")
+    event = next((e for e in listed if not e["recovered"]), listed[0]) if listed else {}
+    return _WORDS[value].format(**event, much=_much(event["share"], event["size"]) if event else "")
 
 
 def _scaled(y: np.ndarray) -> tuple[np.ndarray, float]:
@@ -223,7 +223,7 @@ def _ramp(rates: np.ndarray | None) -> int:
     return length + 1 if length else 0
 
 
-def _told(event: dict[str, Any], steps: np.ndarray, descent: float, loss_at: Any) -> dict[str, Any]:
+def _listed(event: dict[str, Any], steps: np.ndarray, descent: float, loss_at: Any) -> dict[str, Any]:
     where = {k: None if event[k] is None else int(steps[event[k]]) for k in ("begin", "peak", "end")}
     base = loss_at(event["base"])
     rise = loss_at(event["base"] + event["rise"]) - base

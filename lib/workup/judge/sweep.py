@@ -127,8 +127,8 @@ def read(trials: Any, call: str) -> Sweep:
 def trials_table(trials: Any, call: str, *, extra: tuple[str, ...] = ()) -> pd.DataFrame:
     """``trials`` checked and sorted by lr, with ``seed, status, best, initial, loss`` filled in and ``trained``.
 
-    ``trained``: finished and finite. Trials that ran out of memory, failed, were interrupted
-    or finished within a few steps say nothing about a learning rate and are left out, and so is one told twice.
+    ``trained``: finished and finite. Trials that ran out of memory, failed, were interrupted or finished within a
+    few steps say nothing about a learning rate and are left out; of equal rows one is kept.
     """
     table = frame(trials, call)
     if table.empty:

@@ -68,8 +68,8 @@ def judge(
     )
     if failed.empty or found.value:
         return found
-    told = "reason" in failed and pd.notna(failed["reason"].iloc[0])
-    why = failed["reason" if told else "status"].iloc[0]
+    explained = "reason" in failed and pd.notna(failed["reason"].iloc[0])
+    why = failed["reason" if explained else "status"].iloc[0]
     return dataclasses.replace(
         found,
         value=None,
@@ -95,7 +95,7 @@ def confirm(found: Finding, paid: Difference | None, peak: Finding | None) -> Fi
         facts = {**found.evidence, **seen, "peak_lr": None, "needed": False, "opens_with": found.value}
         because = "the rates that it opens end no lower"
         return dataclasses.replace(found, value=0, interval=None, summary=text, evidence=facts, because=because)
-    if not peak.told:
+    if not peak.is_conclusive:
         settle = f"{peak.summary} {peak.settle}"
         text = (
             f"{found.value} steps of warmup pay in a short run, but with which rate over the whole one cannot be told."

@@ -75,7 +75,7 @@ def batches(workload: Workload, batch_size: int, *, seed: int, device: str) -> I
             raise WorkloadError(f"train_data of {workload.name!r} gave no full batch of {batch_size}.")
 
 
-class Shelf:
+class BatchCache:
     """The batches of a sweep, drawn once: trials of one batch size and seed get the same tensors again.
 
     Drawn anew are batches whose drawing moves a global random stream, from which the trials draw too; those that a

@@ -68,9 +68,11 @@ def execute(
     recipe = workers.recipe(workload, reference) if away else None
     if away:
         yield from workers.spread(recipe, trials, away, device=device, save=save, note=note)
-    shelf = memory.shelf(workload, trials, device)
+    batch_cache = memory.batch_cache(workload, trials, device)
     for job in here:
-        yield from workers.job(workload, dict(enumerate(trials)), job, device=device, save=save, note=note, shelf=shelf)
+        yield from workers.job(
+            workload, dict(enumerate(trials)), job, device=device, save=save, note=note, batch_cache=batch_cache
+        )
 
 
 def _singly(indices: Sequence[int]) -> list[Job]:

@@ -29,7 +29,7 @@ from workup.workload import Workload
 #: Part of the free memory that is left alone when nobody says what the limit is.
 MARGIN = 0.1
 #: Part of the memory that the batches of a sweep may take.
-SHELF = 0.02
+BATCH_CACHE_SHARE = 0.02
 #: Bytes a thread that libraries map for their buffers and hardly touch: the data segment counts them, memory does not.
 UNTOUCHED = 16 * 2**20
 
@@ -119,10 +119,10 @@ def _cgroup_room(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys
     return room
 
 
-def shelf(workload: Workload, trials: Sequence[Trial], device: str) -> data.Shelf:
-    """A shelf for the batches that several of ``trials`` share, in ``SHELF`` of the memory; the others are drawn."""
+def batch_cache(workload: Workload, trials: Sequence[Trial], device: str) -> data.BatchCache:
+    """A cache, of ``BATCH_CACHE_SHARE`` of the memory, for batches that several ``trials`` share; others are drawn."""
     uses = Counter((trial.batch_size, trial.seed) for trial in trials)
-    made = data.Shelf(workload, device=device, room=SHELF * memory_limit(device).bytes)
+    made = data.BatchCache(workload, device=device, room=BATCH_CACHE_SHARE * memory_limit(device).bytes)
     made.given_up |= {key for key, count in uses.items() if count == 1}
     return made
 

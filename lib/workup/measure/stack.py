@@ -191,7 +191,7 @@ class Stack:
             member.recorder.evaluated({name: value[k] for name, value in values.items()})
 
     def _leave(self, step: int) -> Iterator[tuple[int, Trace]]:
-        ended = [m for m in self.members if m.recorder.hopeless(1) or m.recorder.done == m.trial.steps]
+        ended = [m for m in self.members if m.recorder.has_diverged(1) or m.recorder.done == m.trial.steps]
         if not ended:
             return
         keep = [k for k, member in enumerate(self.members) if member not in ended]

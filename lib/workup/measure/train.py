@@ -42,7 +42,7 @@ def train(
     save: Callable[[Trace], Any] | None = None,
     first: int | None = None,
     watch: Callable[[int, nn.Module, Any, Tensor], Any] | None = None,
-    shelf: data.Shelf | None = None,
+    batch_cache: data.BatchCache | None = None,
 ) -> Trace:
     """Train one fresh model for one trial and record every step.
 
@@ -56,7 +56,7 @@ def train(
         save: called with the unfinished trace every ``SAVE_EVERY`` seconds.
         first: stop after so many steps.
         watch: called each step with step, model, batch and losses, the gradients there and the update to come.
-        shelf: where the batches of earlier trials are kept, in place of drawing them again.
+        batch_cache: keeps the batches of earlier trials, in place of drawing them again.
 
     Returns:
         The trace; a diverged one ends with the step whose loss was first non-finite.
@@ -69,7 +69,7 @@ def train(
     with preserved():
         failure: BaseException | None = None
         try:
-            _loop(workload, trial, device, recorder, save, first or trial.steps, watch, shelf)
+            _loop(workload, trial, device, recorder, save, first or trial.steps, watch, batch_cache)
         except WorkupError:
             raise
         except KeyboardInterrupt:
@@ -88,7 +88,14 @@ def train(
 
 
 def _loop(
-    workload: Workload, trial: Trial, device: str, recorder: "Recorder", save: Any, first: int, watch: Any, shelf: Any
+    workload: Workload,
+    trial: Trial,
+    device: str,
+    recorder: "Recorder",
+    save: Any,
+    first: int,
+    watch: Any,
+    batch_cache: Any,
 ) -> None:
     seed_everything(trial.seed)
     model = changed(workload.build_model(), trial.change).to(device).train()
@@ -100,8 +107,8 @@ def _loop(
     rates = recorder.rates.tolist()
     scaler = torch.amp.GradScaler(torch.device(device).type) if workload.precision == "fp16" else None
     autocast = autocasting(workload.precision, device)
-    if shelf is not None:
-        batches = shelf.batches(trial.batch_size, seed=trial.seed)
+    if batch_cache is not None:
+        batches = batch_cache.batches(trial.batch_size, seed=trial.seed)
     else:
         batches = data.batches(workload, trial.batch_size, seed=trial.seed, device=device)
     evaluation = evaluation_sample(workload, trial, device)
@@ -137,7 +144,7 @@ def _loop(
         recorder.end(loss, norm)
         if trial.eval_every and (step + 1) % trial.eval_every == 0:
             recorder.evaluated(evaluate(workload, forward, evaluation, device))
-        if recorder.hopeless(SCALER_PATIENCE if scaler else 1):
+        if recorder.has_diverged(SCALER_PATIENCE if scaler else 1):
             return
         if save is not None and recorder.save_due():
             save(recorder.trace("interrupted", f"saved at step {recorder.done}"))
@@ -287,7 +294,7 @@ class Recorder:
         # A number is at hand on a CPU; elsewhere asking for it would wait for the device.
         self.rows[name][step] = value.detach() if self.queued else value.item()
 
-    def hopeless(self, patience: int) -> bool:
+    def has_diverged(self, patience: int) -> bool:
         """Whether the last ``patience`` losses were non-finite; asked of a queued device only now and then."""
         last = self.done == self.trial.steps
         if self.queued and self.done % CHECK_EVERY and not last:

@@ -60,11 +60,11 @@ def recipe(workload: Workload, reference: str | None, executor: str = "processes
         try:
             pickle.dumps(getattr(workload, field.name))
         except Exception as error:
-            raise unsent(f"{field.name} of {workload.name!r}: {error}", executor) from error
+            raise cannot_send(f"{field.name} of {workload.name!r}: {error}", executor) from error
     return reference or pickle.dumps(workload)
 
 
-def unsent(why: str, executor: str = "processes") -> ParameterError:
+def cannot_send(why: str, executor: str = "processes") -> ParameterError:
     hint = "Give the workload's reference, 'path/to/file.py:name'."
     return ParameterError(f"executor '{executor}': the workload cannot be sent to a process ({why}). {hint}")
 
@@ -77,7 +77,7 @@ def job(
     device: str,
     save: Any,
     note: Callable,
-    shelf: data.Shelf | None = None,
+    batch_cache: data.BatchCache | None = None,
 ) -> Found:
     """Train a job's trials, here; what its stack turns out not to hold, the plain loop trains.
 
@@ -95,7 +95,9 @@ def job(
         except ensemble.Unfit as error:
             note(f"{len(rest)} trials left their ensemble: {error}")
     for index in rest:
-        trace = train(workload, trials[index], device=device, save=save and partial(save, index), shelf=shelf)
+        trace = train(
+            workload, trials[index], device=device, save=save and partial(save, index), batch_cache=batch_cache
+        )
         yield index, marked(trace, "serial")
         if trace.status == "interrupted":
             raise KeyboardInterrupt
@@ -215,8 +217,8 @@ def _serve(pipe: Any, recipe: Any, device: str, environment: Mapping[str, str], 
         try:
             workload = load(recipe) if isinstance(recipe, str) else pickle.loads(recipe)
         except Exception as error:
-            return pipe.send(("error", -1, error if isinstance(error, WorkupError) else unsent(f"{error}")))
-        shelf = memory.shelf(workload, [], device)
+            return pipe.send(("error", -1, error if isinstance(error, WorkupError) else cannot_send(f"{error}")))
+        batch_cache = memory.batch_cache(workload, [], device)
         while True:
             trials, work = pipe.recv()
 
@@ -227,7 +229,7 @@ def _serve(pipe: Any, recipe: Any, device: str, environment: Mapping[str, str], 
                 pipe.send(("note", -1, sentence))
 
             try:
-                found = job(workload, trials, work, device=device, save=save, note=note, shelf=shelf)
+                found = job(workload, trials, work, device=device, save=save, note=note, batch_cache=batch_cache)
                 for index, trace in found:
                     pipe.send(("trace", index, trace))
                 pipe.send(("end", -1, None))

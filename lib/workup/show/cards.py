@@ -9,9 +9,9 @@ import pandas as pd
 
 from workup.finding import Finding
 
-#: Background and ink of how sure, told apart by the colour-blind, on light and dark pages; the word stands inside.
+#: Background and text colour by confidence: the colour-blind can tell them apart, and the word stands inside.
 COLOURS = {"high": ("#00704F", "#FFF"), "medium": ("#E69F00", "#000"), "low": ("#B84A00", "#FFF")}
-UNTOLD = ("#5A5A5A", "#FFF")
+INCONCLUSIVE = ("#5A5A5A", "#FFF")
 NAMES = {
     "best_lr": "Best learning rate of the short sweep",
     "peak_lr": "Learning rate for the whole run",
@@ -91,13 +91,13 @@ def spell(value: Any, unit: str = "") -> str:
 
 def sure(finding: Finding) -> str:
     """How sure, in words."""
-    return f"{finding.confidence} confidence" if finding.told else "cannot tell"
+    return f"{finding.confidence} confidence" if finding.is_conclusive else "cannot tell"
 
 
 def answer(finding: Finding) -> str:
     """Value, unit and interval; or that there is none to tell."""
     around = f" ({spell(finding.interval)})" if finding.interval is not None else ""
-    return spell(finding.value, finding.unit) + around if finding.told else "cannot tell"
+    return spell(finding.value, finding.unit) + around if finding.is_conclusive else "cannot tell"
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _cell(value: Any) -> str:
 
 
 def _more(finding: Finding) -> list[str]:
-    settle = [f"To settle it: {finding.settle}"] if finding.settle and not finding.told else []
+    settle = [f"To settle it: {finding.settle}"] if finding.settle and not finding.is_conclusive else []
     return settle + [f"But: {caveat}" for caveat in finding.caveats]
 
 
@@ -164,10 +164,10 @@ def _text(finding: Finding) -> str:
 
 
 def _html(finding: Finding) -> str:
-    back, ink = COLOURS[finding.confidence] if finding.told else UNTOLD
-    told = {name: value for name, value in finding.evidence.items() if value is not None and value != []}
+    back, ink = COLOURS[finding.confidence] if finding.is_conclusive else INCONCLUSIVE
+    evidence = {name: value for name, value in finding.evidence.items() if value is not None and value != []}
     words: dict[str, Any] = {"title": title(finding.name), "sure": sure(finding), "answer": answer(finding)}
-    words["evidence"] = {EVIDENCE.get(name, name.replace("_", " ")): _short(name, told[name]) for name in told}
+    words["evidence"] = {EVIDENCE.get(name, name.replace("_", " ")): _short(name, evidence[name]) for name in evidence}
     card = jinja2.Template(CARD, autoescape=True)
     return card.render(finding=finding, back=back, ink=ink, more=_more(finding), **words)
 

@@ -174,7 +174,7 @@ def throughput(table: pd.DataFrame, *, saturation: Finding | None = None, ax: Ax
             unit = " a step" if x == size[0] else ""
             style.note(ax, x * 1.06, y / 1.03, style.duration(seconds) + unit, style.BLUE, va="top")
     style.crosses(ax, table.loc[~fits, "batch_size"])
-    if saturation is not None and saturation.told:
+    if saturation is not None and saturation.is_conclusive:
         _shade(ax, saturation, "saturates")
     title = saturation or "Throughput and time per step by batch size"
     return style.dress(ax, title, "batch size (examples)", "throughput (examples per second)")
@@ -210,8 +210,8 @@ def warmup_grid(trials: pd.DataFrame, *, finding: Finding | None = None, ax: Axe
     ax.tick_params(axis="y", labelrotation=0)
     for row, column in np.argwhere(cells.size().unstack().notna() & grid.isna()):
         ax.plot(column + 0.5, row + 0.5, "X", color=style.VERMILLION, markersize=10, markeredgecolor="white")
-    told = finding.evidence if finding and finding.value in grid.columns else {}
-    if finding and (peak := _value(told.get("peak_lr") or told.get("baseline_lr"))):
+    evidence = finding.evidence if finding and finding.value in grid.columns else {}
+    if finding and (peak := _value(evidence.get("peak_lr") or evidence.get("baseline_lr"))):
         row = int(np.abs(np.log(grid.index / peak)).argmin())
         style.star(ax, list(grid.columns).index(finding.value) + 0.5, row + 0.78)
     title = finding or "Final loss by warmup length and peak rate"
@@ -306,10 +306,10 @@ def durations(
     return style.dress(ax, finding or "Durations", "time (ms)", "")
 
 
-def _value(told: Any) -> float | None:
+def _value(given: Any) -> float | None:
     """The finite number in a finding or its evidence; None where there is none."""
     try:
-        value = float(told.value if isinstance(told, Finding) else told)
+        value = float(given.value if isinstance(given, Finding) else given)
     except (TypeError, ValueError):
         return None
     return value if np.isfinite(value) else None

@@ -70,8 +70,8 @@ def summary(study: Study) -> Summary:
         return Summary([], "", [], [], "")
     found = study.findings()
     rows = [HEADER, *map(_row, written["settings"])]
-    untold = sorted(
-        (finding for finding in found.values() if not finding.told and finding.name != "improvement"),
+    inconclusive = sorted(
+        (finding for finding in found.values() if not finding.is_conclusive and finding.name != "improvement"),
         key=lambda finding: _cost(finding.experiment),
     )
     conflicts = list(written["conflicts"])
@@ -82,8 +82,8 @@ def summary(study: Study) -> Summary:
         settings=rows,
         worth=worth,
         conflicts=[conflict["text"] for conflict in conflicts if conflict is not stale],
-        open=[(title(finding.name), finding.summary) for finding in untold],
-        command=_command(study, records[-1] if records else {}, runs, untold, found.get("improvement")),
+        open=[(title(finding.name), finding.summary) for finding in inconclusive],
+        command=_command(study, records[-1] if records else {}, runs, inconclusive, found.get("improvement")),
     )
 
 
@@ -97,16 +97,21 @@ def _worth(gain: Finding | None, stale: Mapping[str, Any] | None) -> str:
         return "not compared with today's settings yet."
     if stale is not None:
         return stale["text"]
-    around = f" Difference {spell(gain.value)} ({spell(gain.interval)})." if gain.told and gain.interval else ""
+    around = (
+        f" Difference {spell(gain.value)} ({spell(gain.interval)})." if gain.is_conclusive and gain.interval else ""
+    )
     return " ".join([gain.summary + around, *(f"But: {caveat}" for caveat in gain.caveats)])
 
 
 def _command(
-    study: Study, record: Mapping[str, Any], runs: list[str], untold: list[Finding], gain: Finding | None
+    study: Study, record: Mapping[str, Any], runs: list[str], inconclusive: list[Finding], gain: Finding | None
 ) -> str:
     """Runs that resolve a conflict first, at the same budget; else the cheapest open question's, at a larger one."""
     budget = record.get("budget", "standard")
-    wanted = sorted(untold + ([gain] if gain is not None and not gain.told else []), key=lambda f: _cost(f.experiment))
+    wanted = sorted(
+        inconclusive + ([gain] if gain is not None and not gain.is_conclusive else []),
+        key=lambda f: _cost(f.experiment),
+    )
     if runs:
         notebooks = min(runs, key=lambda run: (len(run), run))
     elif wanted:

@@ -46,12 +46,12 @@ TRIALS = [
 
 
 def both(workload, room=2**20):
-    """Losses of the trials, each drawing its own batches, then off one shelf; examples read in either way."""
+    """Losses of the trials, each drawing its own batches, then from one cache; examples read in either way."""
     source, seen = workload.train_data, []
-    shelf = data.Shelf(workload, device="cpu", room=room)
-    for own in (None, shelf):
+    cache = data.BatchCache(workload, device="cpu", room=room)
+    for own in (None, cache):
         source.read = 0
-        losses = [train(workload, trial, shelf=own).steps.loss.tolist() for trial in TRIALS]
+        losses = [train(workload, trial, batch_cache=own).steps.loss.tolist() for trial in TRIALS]
         seen.append((losses, source.read))
     return seen
 
@@ -118,7 +118,7 @@ def test_an_example_that_cannot_be_read_fails_every_trial_with_its_own_reason(ma
             return super().__getitem__(index)
 
     workload = make_workload(train_data=Broken(), model=model, loss=loss)
-    shelf = data.Shelf(workload, device="cpu", room=2**20)
-    seen = [train(workload, trial, shelf=shelf) for trial in TRIALS[:2]]
+    cache = data.BatchCache(workload, device="cpu", room=2**20)
+    seen = [train(workload, trial, batch_cache=cache) for trial in TRIALS[:2]]
     assert [trace.status for trace in seen] == ["failed", "failed"]
     assert all("OSError: shard 3 is gone" in trace.reason for trace in seen)
