@@ -36,7 +36,7 @@ class Session:
         workload, study, device, seed, budget: as its parameters cell says.
         knobs: the notebook's own parameters, None where unset.
         fingerprint: the part of every trial's id that the workload gives.
-        sources: the value of each parameter resolved so far, and where it came from; filled by :meth:`resolve_parameter`.
+        sources: the value of each parameter resolved so far, and where it came from (:meth:`resolve_parameter`).
     """
 
     notebook: str
