@@ -60,6 +60,11 @@ class Finding:
         """Whether there is an answer."""
         return self.value is not None and self.value != "cannot_tell"
 
+    @property
+    def is_none(self) -> bool:
+        """Whether what was looked for is surely not there, as a rate at which training breaks."""
+        return self.value is None and self.confidence == "high"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; a non-finite number becomes the string "nan", "inf" or "-inf"."""
         return {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}

@@ -16,6 +16,9 @@ BEST = Finding(
     evidence={"unstable_lr": 0.3, "norms": list(range(500))},
     caveats=("Holds at 300 steps.",),
 )
+NONE = Finding(
+    name="unstable_lr", value=None, rule="r", summary="None up to 1.", confidence="high", settle="Sweep higher."
+)
 UNKNOWN = Finding(name="warmup_steps", value=None, rule="playbook: D4", summary="No ramp helps.", settle="Try 100 x.")
 
 
@@ -69,6 +72,7 @@ def test_what_cannot_be_told_says_what_would_settle_it_and_claims_no_confidence(
     assert "confidence" not in page
     assert INCONCLUSIVE[0] in page
     assert answer(UNKNOWN) == "cannot tell"
+    assert answer(NONE) == "none found"
 
 
 def test_every_text_of_a_card_is_escaped():

@@ -57,6 +57,13 @@ def test_the_settings_stand_beside_todays_with_interval_sureness_and_reason(made
     assert first.command.split()[-4:] == ["--budget", "standard", "--notebooks", "11"]
 
 
+def test_what_is_surely_not_there_is_no_open_question(made):
+    calm = Finding(
+        name="unstable_lr", value=None, rule="C7", summary="None.", confidence="high", settle="Sweep higher."
+    )
+    assert record(made, ("05_instability", calm)).open == []
+
+
 def test_what_it_is_worth_has_its_interval_and_what_would_make_it_wrong(made):
     first = record(made, ("04_learning_rate", PEAK), ("11_final_run", gain()))
     assert first.worth == "Lower. Difference 0.03 (0.01 to 0.05). But: Short."

@@ -80,9 +80,10 @@ def schedules(session: Session, trials: Mapping[str, list[Trial]]) -> dict[str, 
 
 
 def table(groups: Mapping[str, list[Trace]]) -> pd.DataFrame:
-    """A row per run: settings, seed, status, stability, initial, best, best_step, examples, to_goal.
+    """A row per run: settings, seed, status, stability, initial, best, best_step, last, examples, to_goal.
 
-    ``best`` is the lowest evaluation loss (without evaluation data, the lowest mean of 50 training losses), and
+    ``best`` is the lowest evaluation loss (without evaluation data, the lowest mean of 50 training losses), at the
+    0-based step ``best_step``, ``last`` the one the run ended with, and
     ``to_goal`` the seconds, at the run's median pace, until it first came to within 1% of the descent of the best of
     the present settings' run of that seed; NaN where it never did.
     """
@@ -104,6 +105,7 @@ def table(groups: Mapping[str, list[Trace]]) -> pd.DataFrame:
                     "initial": start,
                     "best": float(curve.min()) if some else float("nan"),
                     "best_step": int(curve.argmin()) if some else -1,
+                    "last": float(curve.dropna().iloc[-1]) if some else float("nan"),
                     "examples": int(trace.steps.examples.sum()),
                     "to_goal": float((there[0] + 1) * pace) if len(there) else float("nan"),
                 }

@@ -129,7 +129,7 @@ def best(session: Session, traces: list[Trace]) -> Finding:
 def _edge_known(session: Session, found: Finding) -> bool:
     """Whether a rate is known to be unstable, or all up to ten times the rate are known not to be (playbook: D1)."""
     edge = session.study.findings(before=session.notebook).get("unstable_lr")
-    known = edge is not None and (edge.is_conclusive or edge.confidence == "high")
+    known = edge is not None and (edge.is_conclusive or edge.is_none)
     return known or session.knobs.get("unstable_lr") is not None or "opens_with" in found.evidence
 
 

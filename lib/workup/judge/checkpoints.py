@@ -11,6 +11,8 @@ from workup.judge.difference import WORTH, Difference, compare, mean_interval
 RULE = "playbook: F4, D5"
 #: A comparison over less than this share of the run is one of starts.
 LONG = 0.25
+#: A run that ends so much of its descent above its best went on for too long.
+OVERFIT = 0.02
 #: The same loss in less than this share of the time is worth a change of settings.
 SOONER = 0.9
 
@@ -21,8 +23,8 @@ def judge(runs: pd.DataFrame, *, what: str = "evaluation loss", share: float = 1
     Args:
         runs: columns ``settings`` ("present" or "prescribed"), ``seed``, ``best`` (lowest
             evaluation loss of the run; NaN where it has none), and optionally ``initial`` (loss before
-            training), ``stability``, ``examples`` (seen by the run) and ``to_goal`` (seconds until it came near
-            the present settings' best).
+            training), ``best_step`` and ``last`` (where it was best, and the loss it ended with), ``stability``,
+            ``examples`` (seen by the run) and ``to_goal`` (seconds until it came near the present settings' best).
         what: ``best`` is the lowest of.
         share: of the whole run's steps, as many as were trained.
 
@@ -127,9 +129,21 @@ def _caveats(runs: pd.DataFrame, share: float) -> tuple[str, ...]:
         ratio = prescribed["examples"].mean() / runs[runs["settings"] == "present"]["examples"].mean()
         if not 0.9 < ratio < 1.1:
             said.append(f"Steps are equal: the prescribed runs saw {ratio:.2g} times as many examples.")
+    said += _overfit(prescribed)
     if "stability" in runs and (bad := int(prescribed["stability"].isin(["early", "mid", "diverged"]).sum())):
         said.append(f"{bad} of {len(prescribed)} prescribed runs became unstable: take a lower peak_lr.")
     return tuple(said)
+
+
+def _overfit(runs: pd.DataFrame) -> list[str]:
+    if "last" not in runs:
+        return []
+    worse = runs["last"] - runs["best"]
+    over = worse > OVERFIT * (runs["initial"] - runs["best"]).clip(lower=0)
+    if not over.any():
+        return []
+    best = f"best near step {runs['best_step'][over].median():,.0f}, worse by {worse[over].mean():.2g} at the end"
+    return [f"{over.sum()} of {len(runs)} prescribed runs overfit: {best}. Keep the best checkpoint, or stop there."]
 
 
 def _inconclusive(summary: str, settle: str, evidence: dict, caveats: tuple[str, ...] = ()) -> Finding:

@@ -91,12 +91,15 @@ def spell(value: Any, unit: str = "") -> str:
 
 def sure(finding: Finding) -> str:
     """How sure, in words."""
-    return f"{finding.confidence} confidence" if finding.is_conclusive else "cannot tell"
+    known = finding.is_conclusive or finding.is_none
+    return f"{finding.confidence} confidence" if known else "cannot tell"
 
 
 def answer(finding: Finding) -> str:
     """Value, unit and interval; or that there is none to tell."""
     around = f" ({spell(finding.interval)})" if finding.interval is not None else ""
+    if finding.is_none:
+        return "none found"
     return spell(finding.value, finding.unit) + around if finding.is_conclusive else "cannot tell"
 
 
@@ -154,7 +157,8 @@ def _cell(value: Any) -> str:
 
 
 def _more(finding: Finding) -> list[str]:
-    settle = [f"To settle it: {finding.settle}"] if finding.settle and not finding.is_conclusive else []
+    ask = finding.settle and not finding.is_conclusive and not finding.is_none
+    settle = [f"To settle it: {finding.settle}"] if ask else []
     return settle + [f"But: {caveat}" for caveat in finding.caveats]
 
 
@@ -164,7 +168,7 @@ def _text(finding: Finding) -> str:
 
 
 def _html(finding: Finding) -> str:
-    back, ink = COLOURS[finding.confidence] if finding.is_conclusive else INCONCLUSIVE
+    back, ink = COLOURS[finding.confidence] if finding.is_conclusive or finding.is_none else INCONCLUSIVE
     evidence = {name: value for name, value in finding.evidence.items() if value is not None and value != []}
     words: dict[str, Any] = {"title": title(finding.name), "sure": sure(finding), "answer": answer(finding)}
     words["evidence"] = {EVIDENCE.get(name, name.replace("_", " ")): _short(name, evidence[name]) for name in evidence}

@@ -70,9 +70,9 @@ def summary(study: Study) -> Summary:
         return Summary([], "", [], [], "")
     found = study.findings()
     rows = [HEADER, *map(_row, written["settings"])]
+    asked = (finding for finding in found.values() if not finding.is_conclusive and not finding.is_none)
     inconclusive = sorted(
-        (finding for finding in found.values() if not finding.is_conclusive and finding.name != "improvement"),
-        key=lambda finding: _cost(finding.experiment),
+        (finding for finding in asked if finding.name != "improvement"), key=lambda finding: _cost(finding.experiment)
     )
     conflicts = list(written["conflicts"])
     stale = next((conflict for conflict in conflicts if conflict["name"] == "compared other settings"), None)
