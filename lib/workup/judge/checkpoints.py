@@ -11,8 +11,6 @@ from workup.judge.difference import WORTH, Difference, compare, mean_interval
 RULE = "playbook: F4, D5"
 #: A comparison over less than this share of the run is one of starts.
 LONG = 0.25
-#: A run that ends so much of its descent above its best went on for too long.
-OVERFIT = 0.02
 #: The same loss in less than this share of the time is worth a change of settings.
 SOONER = 0.9
 
@@ -139,7 +137,7 @@ def _overfit(runs: pd.DataFrame) -> list[str]:
     if "last" not in runs:
         return []
     worse = runs["last"] - runs["best"]
-    over = worse > OVERFIT * (runs["initial"] - runs["best"]).clip(lower=0)
+    over = worse > WORTH * (runs["initial"] - runs["best"]).clip(lower=0)
     if not over.any():
         return []
     best = f"best near step {runs['best_step'][over].median():,.0f}, worse by {worse[over].mean():.2g} at the end"
